@@ -1,0 +1,192 @@
+"""The client's end of a cluster: requests, answers, and how started processes end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+from . import wire
+
+ROOT = str(Path(__file__).resolve().parents[2])
+
+
+class ClusterError(RuntimeError):
+    """A cluster cannot do what was asked; the message is one line."""
+
+
+class UsageError(ValueError):
+    """A value makes no sense; the message is one line: what is wrong and what is accepted."""
+
+
+class Process:
+    """A process started on a node. `pid` counts as that node counts; see `Node.outer_pid`."""
+
+    def __init__(self, channel: Channel, node: str, pid: int) -> None:
+        self.channel, self.node, self.pid = channel, node, pid
+        self.returncode: int | None = None
+        self.ended = threading.Event()
+
+    def _end(self, code: int) -> None:
+        self.returncode = code
+        self.ended.set()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Exit code (negative: the signal's number), or None if it still runs after `timeout` s."""
+        self.ended.wait(timeout)
+        return self.returncode
+
+    def signal(self, sig: int = signal.SIGTERM, group: bool = False) -> None:
+        """Send a signal to it, or to its whole process group."""
+        if not self.ended.is_set():
+            args = {"pid": self.pid, "sig": int(sig), "group": group}
+            try:
+                self.channel.ask(self.node, "signal", **args).result(10)
+            except ClusterError:
+                pass  # the host is down: so is the process
+
+
+class Channel:
+    """Starts an owner process of `kind` and talks to it. Thread-safe."""
+
+    def __init__(self, kind: str, on_down=None) -> None:
+        ours, theirs = socket.socketpair()
+        self.sock, self.on_down = ours, on_down
+        self.lock = threading.Lock()
+        self.waiting: dict[int, tuple[str | None, Future]] = {}
+        self.processes: dict[tuple[str, int], Process] = {}
+        self.early: dict[tuple[str, int], int] = {}  # ended before spawn's answer was read
+        self.counter = 0
+        self.closed = threading.Event()
+        self.stderr = tempfile.TemporaryFile()  # has no name: nothing to leave behind
+        code = (
+            f"import sys; sys.path[0] = {ROOT!r}; from scalelab.cluster import owner; owner.main()"
+        )
+        self.owner = subprocess.Popen(
+            [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid()), kind],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self.stderr,
+            start_new_session=True,  # the terminal's Ctrl-C is for the client to handle
+        )
+        theirs.close()
+        try:
+            said, _ = wire.receive(ours)
+        except (EOFError, OSError):
+            said = {"event": "failed", "error": self._last_words()}
+        if said.get("event") != "ready":
+            self.owner.wait()
+            ours.close()
+            raise ClusterError(said.get("error") or "the cluster's owner process did not start")
+        threading.Thread(target=self._read, name="scalelab-cluster", daemon=True).start()
+
+    def _last_words(self) -> str:
+        self.owner.wait()
+        self.stderr.seek(0)
+        lines = self.stderr.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"the owner process ended with {self.owner.returncode}"
+
+    def ask(self, to: str | None, op: str, fds: tuple[int, ...] = (), **args) -> Future:
+        """Send a request; the Future holds its result or a ClusterError or UsageError."""
+        future: Future = Future()
+        with self.lock:
+            if self.closed.is_set():
+                future.set_exception(ClusterError("the cluster is closed"))
+                return future
+            self.counter += 1
+            self.waiting[self.counter] = (to, future)
+            message = {"id": self.counter, "to": to, "op": op, "args": args}
+            try:
+                wire.send(self.sock, message, fds)
+            except OSError:
+                del self.waiting[self.counter]
+                future.set_exception(ClusterError("the cluster's owner process is gone"))
+        return future
+
+    def spawn(self, node: str, out: int, err: int, **args) -> Process:
+        """Start a process on a node, its output going to the open files `out` and `err`."""
+        pid = self.ask(node, "spawn", (out, err), **args).result(30)
+        process = Process(self, node, pid)
+        with self.lock:
+            code = self.early.pop((node, pid), None)
+            if code is None and not self.closed.is_set():
+                self.processes[node, pid] = process
+                return process
+        process._end(-signal.SIGKILL if code is None else code)
+        return process
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message, _ = wire.receive(self.sock)
+            except (EOFError, OSError):
+                break
+            if "id" in message:
+                self._answered(message)
+            elif message["event"] == "exit":
+                self._exited(message["from"], message["pid"], message["code"])
+            elif message["event"] == "down":
+                self._down(message["from"])
+        with self.lock:
+            self.closed.set()
+        self._down(None)
+
+    def _answered(self, message: dict) -> None:
+        with self.lock:
+            _, future = self.waiting.pop(message["id"], (None, None))
+        if future is None:
+            return
+        if "error" in message:
+            kind = UsageError if message["type"] == "ValueError" else ClusterError
+            future.set_exception(kind(message["error"]))
+        else:
+            future.set_result(message["result"])
+
+    def _exited(self, node: str, pid: int, code: int) -> None:
+        with self.lock:
+            process = self.processes.pop((node, pid), None)
+            if process is None:
+                self.early[node, pid] = code
+        if process:
+            process._end(code)
+
+    def _down(self, node: str | None) -> None:
+        """A host (or, with None, the whole cluster) died: nothing of it will answer any more."""
+        with self.lock:
+            ended = [p for (n, _), p in self.processes.items() if node in (None, n)]
+            self.processes = {k: p for k, p in self.processes.items() if p not in ended}
+            lost = [k for k, (n, _) in self.waiting.items() if node is None or n == node]
+            futures = [self.waiting.pop(k)[1] for k in lost]
+        for process in ended:
+            process._end(-signal.SIGKILL)
+        for future in futures:
+            future.set_exception(ClusterError(f"{node or 'the cluster'} is down"))
+        if node and self.on_down:
+            self.on_down(node)
+
+    def close(self) -> None:
+        """End the owner, and with it every host. Idempotent; returns when all are gone."""
+        with self.lock:
+            already = self.closed.is_set()
+            if not already:
+                try:
+                    wire.send(self.sock, {"id": 0, "to": None, "op": "close"})
+                except OSError:
+                    pass
+        deadline = time.monotonic() + 5
+        while self.owner.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if self.owner.poll() is None:
+            self.owner.kill()  # PID 1 inside dies with it (die_with_parent)
+            self.owner.wait()
+        self.closed.wait(5)
+        self.sock.close()
+        self.stderr.close()

@@ -1,0 +1,109 @@
+"""What one emulated host sees of the file system: its own /etc/hosts, /dev/shm, /proc, and
+directories that are shared, private, missing or read-only there.
+
+Runs inside a host's own mount namespace; nothing here touches the machine outside.
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import linux
+
+MODES = ("shared", "private", "missing", "readonly")
+MAX_SIBLINGS = 2000
+
+
+class View:
+    """One host's view. `scratch` is a directory of the owner's tmpfs that outlives the host."""
+
+    def __init__(self, name: str, scratch: str) -> None:
+        self.changed: dict[str, str] = {}  # path -> where its mount sits
+        os.makedirs(f"{scratch}/{name}", exist_ok=True)
+        # Opened before /dev/shm is covered below; stays reachable through /proc/self/fd.
+        self.scratch = os.open(f"{scratch}/{name}", os.O_PATH | os.O_DIRECTORY)
+        self._proc_and_sys()
+        linux.mount("tmpfs", "/dev/shm", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=1777")
+        self._own_file("/etc/hosts", "")
+        self._own_file("/etc/hostname", f"{name}\n")
+        # A resolver service of the real machine would answer before /etc/hosts on some systems.
+        self._own_file("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
+
+    def _proc_and_sys(self) -> None:
+        try:
+            linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV)
+        except OSError:
+            pass  # a container that masks parts of /proc forbids a fresh one; the old one serves
+        cgroups = "/sys/fs/cgroup"
+        try:
+            held = os.open(cgroups, os.O_PATH | os.O_DIRECTORY)
+            linux.mount("sysfs", "/sys", "sysfs", linux.MS_NOSUID | linux.MS_NODEV)
+            linux.mount(f"/proc/self/fd/{held}", cgroups, flags=linux.MS_BIND | linux.MS_REC)
+            os.close(held)
+        except OSError:
+            pass  # /sys/class/net then lists the machine's interfaces; nothing here reads it
+
+    def _own_file(self, path: str, text: str) -> None:
+        if os.path.exists(path):
+            mine = f"/dev/shm/.{os.path.basename(path)}"
+            with open(mine, "w") as f:
+                f.write(text)
+            linux.bind(mine, path)
+            os.unlink(mine)
+
+    def set_hosts(self, text: str) -> None:
+        """Rewrite this host's /etc/hosts in place."""
+        with open("/etc/hosts", "w") as f:
+            f.write(text)
+
+    def set_dir(self, path: str, mode: str) -> None:
+        """Make `path` shared (as outside), private (this host's own, empty at first), missing,
+        or readonly on this host. Raises ValueError with one line for what cannot be done."""
+        path = os.path.abspath(path)
+        if mode not in MODES:
+            raise ValueError(f"directory mode {mode!r}: use one of {', '.join(MODES)}")
+        if path in self.changed:
+            linux.umount(self.changed.pop(path))
+        if mode == "shared":
+            return
+        if not os.path.exists(path):
+            raise ValueError(f"{path}: no such file or directory")
+        if mode == "missing":
+            self._hide(path)
+            return
+        if mode == "readonly":
+            linux.bind(path, path, readonly=True)
+        else:
+            if not os.path.isdir(path):
+                raise ValueError(f"{path}: only a directory can be private")
+            own = f"/proc/self/fd/{self.scratch}/{path.strip('/').replace('/', '%')}"
+            os.makedirs(own, exist_ok=True)
+            linux.bind(own, path)
+        self.changed[path] = path
+
+    def _hide(self, path: str) -> None:
+        # A name cannot be removed for one host alone, so its parent is replaced by a tmpfs that
+        # shows all the parent's other entries. What this host newly creates there is its own.
+        parent, name = os.path.split(path)
+        entries = sorted(os.listdir(parent))
+        if len(entries) > MAX_SIBLINGS:
+            raise ValueError(f"{parent} has over {MAX_SIBLINGS} entries: hide something smaller")
+        old = os.open(parent, os.O_PATH | os.O_DIRECTORY)
+        mode = os.stat(parent).st_mode & 0o7777
+        linux.mount(
+            "tmpfs", parent, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, f"mode={mode:o}"
+        )
+        for entry in entries:
+            source, target = f"/proc/self/fd/{old}/{entry}", f"{parent}/{entry}"
+            if entry == name:
+                continue
+            if os.path.islink(source):
+                os.symlink(os.readlink(source), target)
+                continue
+            if os.path.isdir(source):
+                os.mkdir(target)
+            else:
+                open(target, "w").close()
+            linux.bind(source, target)
+        os.close(old)
+        self.changed[path] = parent

@@ -1,0 +1,98 @@
+"""What this machine can emulate, and why not where it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+
+from . import linux
+
+
+def _sysctl(path: str) -> str:
+    try:
+        with open(f"/proc/sys/{path}") as f:
+            return f.read().strip()
+    except OSError:
+        return ""
+
+
+def virtual_problem(quick: bool = False) -> str:
+    """Why emulated hosts do not work here, in one sentence; "" if they do.
+
+    `quick` looks only at what can be read in no time; the full form tries it in a child.
+    """
+    if sys.platform != "linux":
+        return "Emulated hosts need Linux (network namespaces)."
+    if importlib.util.find_spec("pyroute2") is None:
+        return "Emulated hosts need the Python package pyroute2."
+    if linux.has_sys_admin():
+        return "" if quick else _try_it()
+    if _sysctl("user/max_user_namespaces") == "0":
+        return "User namespaces are switched off here (user.max_user_namespaces is 0)."
+    if _sysctl("kernel/unprivileged_userns_clone") == "0":
+        return "User namespaces are root's alone here (kernel.unprivileged_userns_clone is 0)."
+    return "" if quick else _try_it()
+
+
+def _try_it() -> str:
+    pid = os.fork()
+    if pid == 0:
+        step = 1
+        try:
+            if not linux.has_sys_admin():
+                linux.new_user_namespace()
+            step = 2
+            linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWNS | linux.CLONE_NEWPID)
+            step = 3
+            linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+            linux.mount("tmpfs", "/dev/shm", "tmpfs")
+            step = 0
+        finally:
+            os._exit(step)
+    step = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if step == 0:
+        return ""
+    if _sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return (
+            "User namespaces are restricted here by AppArmor "
+            "(kernel.apparmor_restrict_unprivileged_userns is 1)."
+        )
+    return {
+        1: "This system bars user namespaces (many containers do).",
+        2: "This system bars network namespaces (many containers do).",
+    }.get(step, "This system bars mounts inside a namespace (many containers do).")
+
+
+def capabilities() -> dict:
+    """What this machine can emulate: `virtual` (bool), `why_not` (a sentence or ""), `delay`
+    ("netem", "user-space switch" or ""), `firewall` (bool), `cores`, `memory_gb` (free now, of
+    1e9 bytes), `gpus` (devices, without importing torch), `max_ranks` (more than that measures
+    the scheduler, not the program)."""
+    import psutil
+
+    why_not = virtual_problem()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory_gb = psutil.virtual_memory().available / 1e9
+    delay = ""
+    if not why_not:
+        from .net import has_netem
+
+        delay = "netem" if has_netem() else "user-space switch"
+    gpus = sum(1 for n in os.listdir("/dev") if n.startswith("nvidia") and n[6:].isdigit())
+    return {
+        "virtual": not why_not,
+        "why_not": why_not,
+        "delay": delay,
+        "firewall": not why_not and bool(shutil.which("nft", path=search_path())),
+        "cores": cores,
+        "memory_gb": round(memory_gb, 1),
+        "gpus": gpus,
+        "max_ranks": max(1, min(2 * cores, int(memory_gb / 0.4))),
+    }
+
+
+def search_path() -> str:
+    """PATH with the administrators' directories, which an ordinary user's PATH may lack."""
+    return os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
