@@ -1,0 +1,115 @@
+"""Queueing disciplines and offloads of one interface, over netlink and ethtool's ioctl.
+
+tbf gives a link its rate; netem, where the kernel has it, its delay and loss.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import socket
+import struct
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+# One message of TCP is handed down in packets of up to 64 KiB (GSO). A bucket of that size passes
+# them whole; a smaller one makes tbf cut them up first, which costs CPU but shapes more finely.
+# 1 ms worth of the rate keeps both: whole packets from 0.5 gbit up, fine steps below.
+BURST_SECONDS = 1e-3
+BURST_MAX = 64 * 1024
+# What may wait before a drop, as in a switch's port buffer.
+QUEUE_SECONDS = 0.05
+QUEUE_MIN = 128 * 1024
+# tbf counts bytes a second in 32 bits. Above that nothing is shaped; no laptop gets there.
+TBF_MAX = 8 * (2**32 - 1)
+
+_ROOT = 0xFFFFFFFF
+_ETHERNET = 14  # bytes of header, which the qdisc counts and the MTU does not
+_SIOCETHTOOL, _STSO, _SGSO = 0x8946, 0x1F, 0x24
+
+_netem: bool | None = None  # found out once a process; a forked host inherits the answer
+
+
+def netem_works() -> bool:
+    """True where this kernel has netem, found by trying on lo of this network namespace."""
+    global _netem
+    if _netem is None:
+        with IPRoute() as ipr:
+            try:
+                ipr.tc("add", "netem", 1, parent=_ROOT, handle=0x10000, delay=1, limit=1)
+                ipr.tc("del", index=1, parent=_ROOT, handle=0x10000)
+                _netem = True
+            except NetlinkError:
+                _netem = False
+    return _netem
+
+
+def burst(rate: int, mtu: int) -> int:
+    """Bytes that a link of `rate` bit/s may send at once. At least one full frame."""
+    return max(mtu + _ETHERNET, min(BURST_MAX, int(rate / 8 * BURST_SECONDS)))
+
+
+class Egress:
+    """What leaves through one interface: shaped by `set`, which may be called in mid-traffic."""
+
+    def __init__(self, ipr: IPRoute, index: int) -> None:
+        self.ipr, self.index = ipr, index
+        self.shape: tuple[str, ...] = ()
+
+    def set(self, rate: int | None, mtu: int, delay: float = 0.0, loss: float = 0.0) -> None:
+        """`rate` in bit/s or None, `mtu` in bytes, `delay` in s, `loss` a fraction.
+
+        Delay and loss need netem. The rate may change without losing what is queued.
+        """
+        limited = rate is not None and rate <= TBF_MAX
+        shape = ("netem",) * bool(delay or loss) + ("tbf",) * limited
+        if shape != self.shape:
+            self._clear()
+        parent = _ROOT
+        if "netem" in shape:
+            # The limit is in packets: 50 ms of 10 gbit in full frames.
+            self.ipr.tc(
+                "replace",
+                "netem",
+                self.index,
+                parent=parent,
+                handle=0x10000,
+                delay=round(delay * 1e6),
+                loss=loss * 100,
+                limit=50_000,
+            )
+            # The rate comes after the delay here, so its queue's drops stay true to its size:
+            # netem in a sender's own queue is unseen by TCP's own limit on queued bytes.
+            parent = 0x10001
+        if limited:
+            size = burst(rate, mtu)
+            self.ipr.tc(
+                "replace",
+                "tbf",
+                self.index,
+                parent=parent,
+                handle=0x20000,
+                rate=rate // 8,
+                burst=size,
+                limit=max(QUEUE_MIN, int(rate / 8 * QUEUE_SECONDS)) + size,
+            )
+        self.shape = shape
+
+    def _clear(self) -> None:
+        try:
+            self.ipr.tc("del", index=self.index, parent=_ROOT, handle=0)
+        except NetlinkError as e:
+            if e.code not in (errno.ENOENT, errno.EINVAL):  # nothing was set
+                raise
+        self.shape = ()
+
+
+def segmentation(nic: str, on: bool) -> None:
+    """Let the interface take TCP messages whole (GSO and TSO), or cut in frames first."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        for command in (_STSO, _SGSO):
+            value = array.array("B", struct.pack("II", command, on))
+            request = struct.pack("16sP", nic.encode(), value.buffer_info()[0])
+            fcntl.ioctl(s, _SIOCETHTOOL, request)
