@@ -100,7 +100,7 @@ def read_source(source: Source) -> nbformat.NotebookNode:
     header = read_header(source, nb.cells)
     seen: dict[str, int] = {}
     for cell in nb.cells:
-        cell.metadata.pop("lines_to_next_cell", None)  # how the source is spaced: no reader's matter
+        cell.metadata.pop("lines_to_next_cell", None)  # spacing of the source
         # An id follows from what the cell holds (and its place among equals), so that an edit
         # elsewhere does not move it, and lab and solution share it.
         digest = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:12]
@@ -384,7 +384,7 @@ def compare(source: Source, path: Path, expected, *, executed: bool, solutions=(
     lines = []
     if len(found.cells) != len(expected.cells):
         lines.append(f"{len(found.cells)} cells, {source.shown} has {len(expected.cells)}")
-    for number, (have, want) in enumerate(zip(found.cells, expected.cells, strict=False), 1):
+    for number, (have, want) in enumerate(zip(found.cells, expected.cells), 1):
         for what in ("cell_type", "source", "metadata", "id"):
             if have.get(what) != want.get(what):
                 lines.append(f"cell {number}: {what} differs from {source.shown}")
@@ -395,7 +395,7 @@ def compare(source: Source, path: Path, expected, *, executed: bool, solutions=(
     lines += private_paths(found, source.root)
     if not lines:
         whole = copy.deepcopy(expected)
-        for have, want in zip(found.cells, whole.cells, strict=True):
+        for have, want in zip(found.cells, whole.cells):
             if want.cell_type == "code":
                 want.outputs, want.execution_count = have.outputs, have.execution_count
         if to_text(whole) != text:

@@ -1,0 +1,1 @@
+"""Measuring a cluster, and keeping what was measured with its machine and date."""
