@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -57,17 +56,20 @@ def parse_args():
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", default=BOOKS, help="a text file to train on")
-    parser.add_argument("--metrics", default=os.environ.get("SCALELAB_METRICS"), help="JSON lines")
+    parser.add_argument("--metrics", default=os.environ.get("SCALELAB_METRICS"),
+                        help="a file to append one JSON line a step to")
     args = parser.parse_args()
     if "RANK" not in os.environ:
-        parser.error("start it with torchrun, which numbers the ranks: see --help")
+        parser.error("start it with: torchrun --nproc-per-node 2 train_ddp.py")
     for name in SIZES:
         if vars(args)[name.replace("-", "_")] < 1:
-            parser.error(f"--{name} must be 1 or more")
+            parser.error(f"--{name} must be a whole number from 1 up")
     if args.width % args.heads:
         parser.error(f"--width {args.width} must be a multiple of --heads {args.heads}")
-    if not 0 < args.lr < 1 or not 0 <= args.seed < 2**31:
-        parser.error("--lr must lie between 0 and 1, --seed between 0 and 2**31")
+    if not 0 < args.lr < 1:
+        parser.error(f"--lr {args.lr} must lie between 0 and 1")
+    if not 0 <= args.seed < 2**31:
+        parser.error(f"--seed {args.seed} must be a whole number from 0 to 2**31 - 1")
     return args
 
 
@@ -82,13 +84,6 @@ def clock(device):
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
     return time.perf_counter()
-
-
-def timed_all_reduce(ready, bucket):
-    """What DDP does with each bucket of gradients, noting when the last bucket was ready to go."""
-    if bucket.is_last():
-        ready.append(clock(bucket.buffer().device))
-    return allreduce_hook(None, bucket)
 
 
 @record  # torchrun then reports this rank's own traceback
@@ -112,10 +107,12 @@ def main():
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(host)
     print(f"rank {rank} of {world_size} on {host} ({address}), {device}", flush=True)
+
     torch.manual_seed(args.seed)
     model = GPT(len(characters), args).to(device)
     ddp_model, ready = DistributedDataParallel(model), []
-    ddp_model.register_comm_hook(ready, timed_all_reduce)
+    # backward comes to the first layer last: all gradients are there once the embedding has its own
+    model.token.weight.register_post_accumulate_grad_hook(lambda _: ready.append(clock(device)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     for step in range(1, args.steps + 1):
         t0 = clock(device)
@@ -137,6 +134,7 @@ def main():
         if rank == 0 and (step % 10 == 0 or step in (1, args.steps)):
             print(f"step {step:4d}   loss {loss.item():.4f}   global batch {global_batch}"
                   f"   {global_batch * args.block_size / (t5 - t0):,.0f} tokens/s", flush=True)
+
     if rank == 0:  # on 64 evenly spaced blocks of the held-out text, the same in every run
         starts = torch.linspace(0, len(held_out) - args.block_size - 1, 64).long()
         with torch.no_grad():
