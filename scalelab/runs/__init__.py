@@ -1,0 +1,154 @@
+"""Launch real torchrun on every node of a cluster, and follow it.
+
+    with cluster.start(nodes=2) as c:
+        run = runs.launch("scripts/train_ddp.py", ["--steps", "50"], cluster=c).wait()
+        print(run.words())
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from ..cluster import Cluster, UsageError
+from .record import (
+    RunError, home, make_run_dir, merge_metrics, read_log, read_manifest, read_metrics,
+)  # fmt: skip
+from .run import KEEPER, Run, versions, who
+
+__all__ = [
+    "Run", "RunError", "home", "launch", "merge_metrics", "read_log", "read_manifest",
+    "read_metrics", "resume", "who",
+]  # fmt: skip
+
+
+def launch(
+    script: str | Path,
+    args: list[str] | tuple[str, ...] = (),
+    *,
+    cluster: Cluster,
+    nproc_per_node: int = 1,
+    timeout: float = 600,
+    run_dir: str | Path | None = None,
+    node_env: dict[int, dict[str, str]] | None = None,
+    env: dict[str, str] | None = None,
+    max_restarts: int = 0,
+) -> Run:
+    """Start `script` under torchrun on every node, and return at once.
+
+    timeout: seconds after which everything is ended, whatever torch thinks. env: for every rank;
+    node_env: for one node's ranks, by node index. run_dir: where the record goes (default:
+    a new directory under $SCALELAB_HOME/runs). Raises UsageError (a value makes no sense) or
+    RunError (the directory cannot be used), both with one line.
+    """
+    path = Path(script).expanduser().absolute()
+    if not path.is_file():
+        raise UsageError(f"script {str(script)!r}: no such file")
+    check_count("ranks a node", nproc_per_node)
+    if not timeout > 0:
+        raise UsageError(f"timeout {timeout!r}: use a number of seconds above 0")
+    for index in node_env or {}:
+        if not 0 <= index < len(cluster.nodes):
+            last = len(cluster.nodes) - 1
+            raise UsageError(f"environment for node {index}: there are nodes 0 to {last}")
+    run_id = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
+    directory = make_run_dir(Path(run_dir) if run_dir else home() / "runs" / run_id)
+    if (directory / "manifest.json").exists():
+        raise UsageError(f"run directory {directory}: holds a run already; resume it, or use another")
+    return _launch(
+        path, list(args), cluster, nproc_per_node, timeout, directory, run_id,
+        {i: dict(v) for i, v in (node_env or {}).items()}, dict(env or {}), max_restarts, 1,
+    )  # fmt: skip
+
+
+def resume(run_dir: str | Path, *, cluster: Cluster, timeout: float = 600) -> Run:
+    """Launch a run's command again in the same directory, as its next attempt.
+
+    The script finds there what it saved (`$SCALELAB_RUN_DIR`); logs and metrics are continued.
+    The cluster may have another number of nodes. Raises RunError if it is not a run's directory.
+    """
+    old = read_manifest(run_dir)
+    return _launch(
+        Path(old["script"]), old["args"], cluster, old["nproc_per_node"], timeout,
+        make_run_dir(Path(run_dir)), old["run"],
+        {int(i): v for i, v in old["node_env"].items() if int(i) < len(cluster.nodes)},
+        old["env"], old["max_restarts"], old["attempt"] + 1,
+    )  # fmt: skip
+
+
+def check_count(what: str, value: int) -> None:
+    """Raises UsageError unless `value` is a whole number from 1 to 1024."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1024:
+        raise UsageError(f"{what} {value!r}: use a whole number from 1 to 1024")
+
+
+def _launch(script, args, cluster, nproc, timeout, directory, run_id, node_env, env,
+            max_restarts, attempt) -> Run:  # fmt: skip
+    head = cluster.nodes[0]
+    local = cluster.kind == "local"
+    # By name where names mean something: what a person would type.
+    endpoint = f"{head.addr if local else head.name}:{head.free_port()}"
+    torchrun = [
+        f"--nnodes={len(cluster.nodes)}",
+        f"--nproc-per-node={nproc}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={endpoint}",
+        f"--rdzv-id={run_id}-{attempt}",
+    ]
+    if max_restarts:
+        torchrun.append(f"--max-restarts={max_restarts}")
+    commands, envs = {}, {}
+    for node in cluster.nodes:
+        # On loopback every agent would take itself for the rendezvous host.
+        extra = [f"--rdzv-conf=is_host={int(node is head)}", f"--local-addr={head.addr}"]
+        commands[node.name] = [
+            sys.executable, "-m", "torch.distributed.run", *torchrun, *(extra if local else []),
+            f"--log-dir={directory / 'torchrun'}", str(KEEPER), str(script), *args,
+        ]  # fmt: skip
+        envs[node.name] = {
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "SCALELAB_RUN_DIR": str(directory),
+            "SCALELAB_NODE": node.name,
+            **({"SCALELAB_TIED": "1"} if local else {}),
+            **({"GLOO_SOCKET_IFNAME": _loopback()} if local else {}),
+            **env,
+            **node_env.get(node.index, {}),
+        }
+    by_hand = ["torchrun", *torchrun, str(script), *args]
+    manifest = {
+        "run": run_id, "attempt": attempt, "script": str(script), "args": args,
+        "script_sha256": hashlib.sha256(script.read_bytes()).hexdigest(),
+        "command": shlex.join(by_hand), "agents": commands, "env": env,
+        "node_env": {str(i): v for i, v in node_env.items()},
+        "seed": _seed(args), "versions": versions(), "cluster": cluster.kind,
+        "separate_hosts": not local, "why_local": cluster.why, "link": cluster.link,
+        "racks": cluster.racks, "nproc_per_node": nproc, "max_restarts": max_restarts,
+        "nodes": [{"name": n.name, "addr": n.addr} for n in cluster.nodes],
+        "world_size": nproc * len(cluster.nodes), "timeout": timeout, "began": time.time(),
+    }  # fmt: skip
+    run = Run(cluster, directory, manifest)
+    run.save()
+    if run.problems:
+        raise RunError(f"run directory {directory}: {run.problems[0]}")
+    run._start(commands, envs, timeout)
+    return run
+
+
+def _seed(args: list[str]) -> int | None:
+    """The value of a script's --seed, for the record."""
+    for i, arg in enumerate(args):
+        text = arg[7:] if arg.startswith("--seed=") else args[i + 1 : i + 2] if arg == "--seed" else ""
+        text = text[0] if isinstance(text, list) and text else text
+        if isinstance(text, str) and text.lstrip("-").isdigit():
+            return int(text)
+    return None
+
+
+def _loopback() -> str:
+    """The name of the loopback interface ("lo", or "lo0" on macOS)."""
+    return "lo0" if sys.platform == "darwin" else "lo"

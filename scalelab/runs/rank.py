@@ -1,0 +1,187 @@
+"""What torchrun starts in place of the script: it runs the script and watches it.
+
+    python rank.py SCRIPT [ARGS…]        (standard library only; torchrun sets RANK and the rest)
+
+The script runs untouched, in a process of its own. The keeper copies its output to this rank's
+log, reports the rank's start and end on the agent's stderr (one JSON line each, read by
+scalelab.runs), and ends the way the script ended, so that torchrun sees what it would have seen.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+MARK = "\x1escalelab "  # begins a report on the agent's stderr; no program prints it by chance
+HEAD_BYTES, TAIL_BYTES = 16 << 20, 1 << 20  # of a log that is too long: kept from each end
+ERROR_CHARS = 2400  # a report must fit one atomic write to a pipe (4096 bytes on Linux)
+
+
+def report(**event) -> None:
+    """One line to whoever launched this run."""
+    line = MARK + json.dumps(event) + "\n"
+    try:
+        os.write(2, line.encode())
+    except OSError:
+        pass  # the launcher is gone, and this host is about to be
+
+
+def own_address(towards: str) -> str:
+    """The address this host uses to reach `towards`. Nothing is sent: UDP connect only looks
+    up the route."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+            s.connect((socket.gethostbyname(towards), 9))
+            return s.getsockname()[0]
+    except OSError:
+        return ""
+
+
+class Log:
+    """A log file that cannot fill the disk, and whose failure never ends the run."""
+
+    def __init__(self, path: str) -> None:
+        self.written = self.overflow = self.tail_bytes = 0
+        self.tail: collections.deque[bytes] = collections.deque()
+        self.problem = ""
+        self.error_time = None  # when the last traceback began to appear
+        self.recent = b""
+        try:
+            self.file = open(path, "ab", buffering=0)
+        except OSError as e:
+            self.file, self.problem = None, f"{path}: {e.strerror}"
+
+    def add(self, data: bytes) -> None:
+        if b"Traceback (most recent call last)" in self.recent[-40:] + data:
+            self.error_time = time.time()
+        self.recent = (self.recent + data)[-65536:]
+        if self.written < HEAD_BYTES:
+            self._write(data)
+        else:
+            self.tail.append(data)
+            self.overflow += len(data)
+            self.tail_bytes += len(data)
+            while self.tail_bytes > TAIL_BYTES:
+                self.tail_bytes -= len(self.tail.popleft())
+
+    def _write(self, data: bytes) -> None:
+        self.written += len(data)
+        if self.file:
+            try:
+                self.file.write(data)
+            except OSError as e:
+                self.problem = self.problem or f"{self.file.name}: {e.strerror}"
+
+    def close(self) -> None:
+        if self.tail:
+            gone = self.overflow - self.tail_bytes
+            note = f"\n… {gone:,} bytes of output not kept …\n" if gone else ""
+            self._write(note.encode() + b"".join(self.tail))
+
+    def last_error(self) -> str:
+        """The last traceback in the output, or its last lines if there is none."""
+        text = self.recent.decode(errors="replace")
+        at = text.rfind("Traceback (most recent call last)")
+        chained = ("During handling of", "The above exception")
+        while at > 0 and any(c in text[max(0, at - 160) : at] for c in chained):
+            earlier = text.rfind("Traceback (most recent call last)", 0, at)
+            if earlier < 0:
+                break
+            at = earlier
+        text = text[at:] if at >= 0 else "\n".join(text.splitlines()[-10:])
+        if len(text) > ERROR_CHARS:
+            text = text[: ERROR_CHARS // 3] + "\n…\n" + text[-2 * ERROR_CHARS // 3 :]
+        return text.strip()
+
+
+def main() -> int:
+    env, rank = os.environ, int(os.environ["RANK"])
+    run_dir = env["SCALELAB_RUN_DIR"]
+    tied = "SCALELAB_TIED" in env
+    if tied:  # no PID namespace will clean up: end with the agent
+        _die_with_parent()
+    # torchrun signals the whole group, so the script hears these itself; the keeper must live on
+    # to report its end. (A handler, unlike SIG_IGN, is not inherited over exec.)
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+    for sig in (getattr(signal, n) for n in names):
+        signal.signal(sig, lambda *_: None)
+    child_env = {
+        **env,
+        "SCALELAB_METRICS": os.path.join(run_dir, "metrics", f"rank{rank}.jsonl"),
+        # A hang is ended by SIGABRT; this makes Python say where it hung.
+        "PYTHONFAULTHANDLER": env.get("PYTHONFAULTHANDLER", "1"),
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-u", *sys.argv[1:]],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=child_env,
+        preexec_fn=_in_child if sys.platform == "linux" else None,
+    )
+    attempt = int(env.get("TORCHELASTIC_RESTART_COUNT", 0))
+    report(
+        event="start", rank=rank, local_rank=int(env["LOCAL_RANK"]),
+        world_size=int(env["WORLD_SIZE"]), node=env["SCALELAB_NODE"],
+        hostname=socket.gethostname(), addr=own_address(env["MASTER_ADDR"]),
+        pid=child.pid, keeper=os.getpid(), pid_ns=_pid_namespace(), attempt=attempt,
+        time=time.time(),
+    )  # fmt: skip
+    log = Log(os.path.join(run_dir, "logs", f"rank{rank}.log"))
+    _copy(child, log)
+    code = child.wait()
+    log.close()
+    report(
+        event="exit", rank=rank, code=code, time=time.time(), error_time=log.error_time,
+        error=log.last_error() if code else "", log_problem=log.problem, attempt=attempt,
+    )  # fmt: skip
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (9, 19) else None
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def _copy(child: subprocess.Popen, log: Log) -> None:
+    """Output to the log until it ends, or the script has ended and a helper holds the pipe."""
+    fd = child.stdout.fileno()
+    while True:
+        ready, _, _ = select.select([fd], [], [], 0.2)
+        if ready:
+            data = os.read(fd, 65536)
+            if not data:
+                return
+            log.add(data)
+        elif child.poll() is not None:
+            return
+
+
+def _in_child() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core files beside the learner's script
+    _die_with_parent()
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
