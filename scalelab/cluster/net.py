@@ -235,7 +235,8 @@ class HostNet:
         delay, loss = (link.delay, link.loss) if link.by_netem else (0.0, 0.0)
         egress.set(link.rate, link.mtu, delay, loss)
         # netem loses a packet as it gets it: whole messages of 64 KiB, unless they are cut first.
-        shaping.segmentation(nic, not loss)
+        limit = shaping.segment_limit(link.rate, link.mtu)
+        shaping.segmentation(self.ipr, egress.index, nic, limit, on=not loss)
 
     def firewall(self, rules: list[dict], policy: str = "accept") -> None:
         """Replace this host's whole firewall; see firewall.py. NetError if that is impossible."""
