@@ -17,14 +17,15 @@ import subprocess
 import time
 from dataclasses import asdict, dataclass, replace
 
-from . import units
+from . import probe, units
 from .channel import Channel, ClusterError, Process, UsageError
+from .leftovers import MARK, clean, client_mark
 from .link import Link
-from .probe import capabilities, virtual_problem
+from .probe import capabilities, max_ranks, virtual_problem
 
 __all__ = [
     "Cluster", "ClusterError", "Node", "Process", "UsageError",
-    "capabilities", "start", "virtual_problem",
+    "capabilities", "clean", "max_ranks", "start", "virtual_problem",
 ]  # fmt: skip
 
 KINDS = ("auto", "local", "virtual")
@@ -59,7 +60,7 @@ class Node:
         `env` is added to the client's environment and this host's own. `admin`: with the rights
         of an administrator of this host. Raises ClusterError if it cannot be started.
         """
-        full = {**base_env(), **self.env, **(env or {})}
+        full = {**base_env(), MARK: client_mark(), **self.env, **(env or {})}
         return self.cluster.channel.spawn(
             self.name, out, err, argv=argv, env=full, cwd=cwd or os.getcwd(), admin=admin
         )
@@ -247,6 +248,11 @@ class Cluster:
                 asked.append(self.channel.ask(machine.name, "link", link=link, nic=nic["nic"]))
         for future in asked:
             future.result(20)
+
+    def outside_pid(self, pid: int, namespace: str) -> int:
+        """The PID by which this machine knows a host's process `pid` of the PID namespace
+        `namespace` ("pid:[…]"); -1 if it is gone."""
+        return pid if self.kind == "local" else probe.outside_pid(pid, namespace)
 
     def close(self) -> None:
         """End every process and host of this cluster. Idempotent."""

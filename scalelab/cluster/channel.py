@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from . import wire
+from .leftovers import MARK, client_mark
 
 ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -75,6 +76,7 @@ class Channel:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self.stderr,
+            env={**os.environ, MARK: client_mark()},
             start_new_session=True,  # the terminal's Ctrl-C is for the client to handle
         )
         theirs.close()

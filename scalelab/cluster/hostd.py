@@ -14,7 +14,7 @@ import socket
 import subprocess
 
 from . import linux, wire
-from .link import Link
+from .net import Link  # TEMP
 
 
 def descendants(pid: int | None = None) -> list[int]:

@@ -16,7 +16,7 @@ import socket
 import sys
 
 from . import hostd, linux, wire
-from .link import Link
+from .net import Link  # TEMP
 
 SCRATCH = "/dev/shm"  # covered by a tmpfs of the cluster's own, so nothing of it is left behind
 

@@ -65,16 +65,30 @@ def _try_it() -> str:
     }.get(step, "This system bars mounts inside a namespace (many containers do).")
 
 
+def outside_pid(pid: int, namespace: str) -> int:
+    """See Cluster.outside_pid. Reads /proc: the kernel tells each process's PID in every PID
+    namespace it is in (NSpid)."""
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            if os.readlink(f"/proc/{name}/ns/pid") != namespace:
+                continue
+            with open(f"/proc/{name}/status") as f:
+                inner = next(line for line in f if line.startswith("NSpid:")).split()[-1]
+        except (OSError, StopIteration):
+            continue
+        if int(inner) == pid:
+            return int(name)
+    return -1
+
+
 def capabilities() -> dict:
     """What this machine can emulate: `virtual` (bool), `why_not` (a sentence or ""), `delay`
     ("netem", "user-space switch" or ""), `firewall` (bool), `cores`, `memory_gb` (free now, of
     1e9 bytes), `gpus` (devices, without importing torch), `max_ranks` (more than that measures
     the scheduler, not the program)."""
-    import psutil
-
     why_not = virtual_problem()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory_gb = psutil.virtual_memory().available / 1e9
     delay = ""
     if not why_not:
         from .net import has_netem
@@ -86,11 +100,31 @@ def capabilities() -> dict:
         "why_not": why_not,
         "delay": delay,
         "firewall": not why_not and bool(shutil.which("nft", path=search_path())),
-        "cores": cores,
-        "memory_gb": round(memory_gb, 1),
+        "cores": cores(),
+        "memory_gb": round(memory_gb(), 1),
         "gpus": gpus,
-        "max_ranks": max(1, min(2 * cores, int(memory_gb / 0.4))),
+        "max_ranks": max_ranks(),
     }
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_gb() -> float:
+    """Memory free for use now, in units of 1e9 bytes."""
+    import psutil
+
+    return psutil.virtual_memory().available / 1e9
+
+
+def max_ranks() -> int:
+    """How many ranks this machine can hold: two a core (beyond that one measures the scheduler),
+    0.4 GB each (a rank with torch imported and a small model)."""
+    return max(1, min(2 * cores(), int(memory_gb() / 0.4)))
 
 
 def search_path() -> str:

@@ -17,7 +17,13 @@ from pathlib import Path
 
 from ..cluster import Cluster, UsageError
 from .record import (
-    RunError, home, make_run_dir, merge_metrics, read_log, read_manifest, read_metrics,
+    RunError,
+    home,
+    make_run_dir,
+    merge_metrics,
+    read_log,
+    read_manifest,
+    read_metrics,
 )  # fmt: skip
 from .run import KEEPER, Run, versions, who
 
@@ -43,8 +49,8 @@ def launch(
 
     timeout: seconds after which everything is ended, whatever torch thinks. env: for every rank;
     node_env: for one node's ranks, by node index. run_dir: where the record goes (default:
-    a new directory under $SCALELAB_HOME/runs). Raises UsageError (a value makes no sense) or
-    RunError (the directory cannot be used), both with one line.
+    a new directory under $SCALELAB_HOME/runs). Raises UsageError, in one line, for a value that
+    makes no sense or a directory that cannot be used.
     """
     path = Path(script).expanduser().absolute()
     if not path.is_file():
@@ -59,7 +65,7 @@ def launch(
     run_id = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
     directory = make_run_dir(Path(run_dir) if run_dir else home() / "runs" / run_id)
     if (directory / "manifest.json").exists():
-        raise UsageError(f"run directory {directory}: holds a run already; resume it, or use another")
+        raise UsageError(f"run directory {directory}: holds a run already; use another")
     return _launch(
         path, list(args), cluster, nproc_per_node, timeout, directory, run_id,
         {i: dict(v) for i, v in (node_env or {}).items()}, dict(env or {}), max_restarts, 1,
@@ -134,18 +140,17 @@ def _launch(script, args, cluster, nproc, timeout, directory, run_id, node_env, 
     run = Run(cluster, directory, manifest)
     run.save()
     if run.problems:
-        raise RunError(f"run directory {directory}: {run.problems[0]}")
+        raise UsageError(f"run directory {directory}: {run.problems[0]}")
     run._start(commands, envs, timeout)
     return run
 
 
 def _seed(args: list[str]) -> int | None:
     """The value of a script's --seed, for the record."""
-    for i, arg in enumerate(args):
-        text = arg[7:] if arg.startswith("--seed=") else args[i + 1 : i + 2] if arg == "--seed" else ""
-        text = text[0] if isinstance(text, list) and text else text
-        if isinstance(text, str) and text.lstrip("-").isdigit():
-            return int(text)
+    words = [part for arg in args for part in arg.split("=", 1)]
+    for flag, value in zip(words, words[1:]):
+        if flag == "--seed" and value.lstrip("-").isdigit():
+            return int(value)
     return None
 
 

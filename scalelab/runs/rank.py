@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -96,6 +97,8 @@ class Log:
                 break
             at = earlier
         text = text[at:] if at >= 0 else "\n".join(text.splitlines()[-10:])
+        # torch.distributed writes "[rank1]: " before each line; who it was is told apart from this.
+        text = re.sub(r"^\[rank\d+\]: ?", "", text, flags=re.MULTILINE)
         if len(text) > ERROR_CHARS:
             text = text[: ERROR_CHARS // 3] + "\n…\n" + text[-2 * ERROR_CHARS // 3 :]
         return text.strip()

@@ -22,11 +22,13 @@ import os
 import shutil
 from pathlib import Path
 
+from ..cluster import UsageError
+
 MIN_FREE = 32 << 20  # bytes
 
 
 class RunError(RuntimeError):
-    """A run cannot be started or read; the message is one line."""
+    """A run cannot be followed or read; the message is one line."""
 
 
 def home() -> Path:
@@ -35,7 +37,7 @@ def home() -> Path:
 
 
 def make_run_dir(path: Path) -> Path:
-    """Create a run's directory. Raises RunError if it cannot be written or the disk is full."""
+    """Create a run's directory. Raises UsageError if it cannot be written or its disk is full."""
     path = path.expanduser().absolute()
     try:
         for sub in ("logs", "metrics"):
@@ -44,10 +46,10 @@ def make_run_dir(path: Path) -> Path:
         probe.write_bytes(b"0" * 4096)
         probe.unlink()
     except OSError as e:
-        raise RunError(f"run directory {path}: {e.strerror}") from None
+        raise UsageError(f"run directory {path}: {e.strerror}") from None
     free = shutil.disk_usage(path).free
     if free < MIN_FREE:
-        raise RunError(
+        raise UsageError(
             f"run directory {path}: the disk is full "
             f"({free >> 20} MiB free, a run needs {MIN_FREE >> 20} MiB)"
         )

@@ -40,6 +40,12 @@ class Run:
         self._stop = threading.Event()
         self._done = threading.Event()
 
+    @property
+    def world_size(self) -> int:
+        """As torch told the ranks; before any has started, as asked."""
+        asked = self.manifest["world_size"]
+        return max((r["world_size"] for r in self.ranks), default=asked)
+
     # What is asked of it while it runs
 
     def wait(self, timeout: float | None = None) -> Run:
@@ -85,7 +91,7 @@ class Run:
         """Its state in one line."""
         lines = self.metrics()
         at = f", step {lines[-1]['step']}, loss {lines[-1]['loss']:.3f}" if lines else ""
-        count = f"{len(self.ranks)} of {self.manifest['world_size']} ranks"
+        count = f"{len(self.ranks)} of {self.world_size} ranks"
         nodes = ", ".join(dict.fromkeys(r["node"] for r in self.ranks))
         if self.status == "running":
             if not self.ranks:
@@ -111,7 +117,7 @@ class Run:
             "dir": str(self.dir),
             "cluster": self.cluster.kind,
             "status": self.status,
-            "world_size": len(self.ranks),
+            "world_size": self.world_size,
             "nodes": nodes,
             "ranks": [{k: r[k] for k in keys} for r in self.ranks],
             "first_failure": self.first_failure,

@@ -1,0 +1,7 @@
+"""`python -m scalelab` is `scalelab`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

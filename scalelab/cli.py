@@ -1,0 +1,232 @@
+"""The command line: thin. Exit 0 done; 1 the thing failed; 2 bad usage, in one line.
+
+With --json one JSON object goes to stdout and everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+
+from . import __version__, cluster, runs
+from .cluster import ClusterError, UsageError
+from .runs import Run, RunError
+
+LOG_LINES, LINE_CHARS = 200, 1000  # of each rank's log, printed at the end
+EPILOG = "Exit status: 0 done, 1 it failed (the first failing rank is named), 2 bad usage."
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors in one line."""
+
+    def error(self, message: str) -> None:
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        sys.exit(2)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the `scalelab` command."""
+    parser = _parser()
+    args = parser.parse_args(_join_negatives(sys.argv[1:] if argv is None else argv))
+    if not args.command:
+        parser.print_help()
+        return 0
+    try:
+        return args.function(args)
+    except UsageError as e:
+        print(f"scalelab {args.command}: {e}", file=sys.stderr)
+        return 2
+    except (ClusterError, RunError) as e:
+        print(f"scalelab {args.command}: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"scalelab {args.command}: interrupted; nothing is left running", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+
+
+def _join_negatives(argv: list[str]) -> list[str]:
+    """["--rate", "-1gbit"] to ["--rate=-1gbit"]: argparse would take the value for a flag, and
+    its complaint would not say what is wrong with it."""
+    joined: list[str] = []
+    for arg in argv:
+        flag = joined[-1] if joined else ""
+        if re.match(r"-[\d.]", arg) and flag.startswith("--") and "=" not in flag:
+            joined[-1] = f"{flag}={arg}"
+        else:
+            joined.append(arg)
+    return joined
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="scalelab", description="Distributed training on emulated hosts.")
+    parser.add_argument("--version", action="version", version=f"scalelab {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+
+    run = commands.add_parser(
+        "run", help="real torchrun on every node of a cluster", epilog=EPILOG,
+        description="Start SCRIPT under torchrun on every node, follow it, and record it.",
+    )  # fmt: skip
+    add_cluster_flags(run)
+    run.add_argument("--nproc-per-node", type=_whole, default=1, metavar="P",
+                     help="ranks on each node (default 1)")  # fmt: skip
+    run.add_argument("--node-env", action="append", default=[], metavar="I:K=V",
+                     help="set a variable for node I's ranks only; may be repeated")  # fmt: skip
+    run.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
+                     help="end everything after S seconds (default 600)")  # fmt: skip
+    run.add_argument("--run-dir", metavar="DIR", help="where the record goes (default: a new "
+                     "directory under $SCALELAB_HOME/runs, or ~/.scalelab/runs)")  # fmt: skip
+    run.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    run.add_argument("script", metavar="SCRIPT", help="a training script")
+    run.add_argument("args", nargs=argparse.REMAINDER, metavar="…", help="its own arguments")
+    run.set_defaults(function=do_run)
+
+    clean = commands.add_parser(
+        "clean", help="end this user's own leftovers, and nobody else's",
+        description="End processes of clusters of yours whose notebook or command is gone.",
+    )  # fmt: skip
+    clean.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    clean.set_defaults(function=do_clean)
+    return parser
+
+
+def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that every command with a cluster shares; read by `start_cluster`."""
+    parser.add_argument("--cluster", default="auto", metavar="KIND",
+                        help="auto (default), local or virtual")  # fmt: skip
+    parser.add_argument("--nodes", type=_whole, default=2, metavar="N", help="hosts (default 2)")
+    link = parser.add_argument_group("links of emulated hosts")
+    link.add_argument("--rate", help="each way, e.g. 100mbit, 1gbit (default: not limited)")
+    link.add_argument("--delay", help="one way, e.g. 200us, 5ms; a round trip takes twice that")
+    link.add_argument("--jitter", help="added to the delay at random, up to this much, e.g. 1ms")
+    link.add_argument("--loss", help="of packets, one way, e.g. 0.1%%")
+    link.add_argument("--mtu", help="bytes, e.g. 9000 (default 1500)")
+
+
+def start_cluster(args: argparse.Namespace, ranks: int) -> cluster.Cluster:
+    """The cluster that the flags ask for. Warns where it is more than this machine holds."""
+    most = cluster.max_ranks()
+    if ranks > most:
+        say(f"warning: {ranks} ranks are more than this machine holds well ({most}): expect "
+            "timings that tell of its scheduler rather than of training")  # fmt: skip
+    started = cluster.start(
+        args.cluster, args.nodes, rate=args.rate, delay=args.delay, jitter=args.jitter,
+        loss=args.loss, mtu=args.mtu,
+    )  # fmt: skip
+    if started.why:
+        say(f"cluster local, without separate hosts: {started.why}")
+    return started
+
+
+def do_run(args: argparse.Namespace) -> int:
+    """`scalelab run`."""
+    node_env = _node_env(args.node_env, args.nodes)
+    if not os.path.isfile(args.script):  # before anything is started
+        raise UsageError(f"script {args.script!r}: no such file")
+    runs.check_count("nproc-per-node", args.nproc_per_node)
+    # `kill` and a closed terminal end a run like Ctrl-C does.
+    for sig in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sig, _interrupt)
+    with start_cluster(args, args.nodes * args.nproc_per_node) as hosts:
+        run = runs.launch(
+            args.script, args.args, cluster=hosts, nproc_per_node=args.nproc_per_node,
+            timeout=args.timeout, run_dir=args.run_dir, node_env=node_env,
+        )  # fmt: skip
+        interrupted = False
+        try:
+            _follow(run)
+        except KeyboardInterrupt:
+            interrupted = True
+            say("stopping …")
+            run.stop()
+    _show(run, to=sys.stderr if args.json else sys.stdout)
+    if args.json:
+        print(json.dumps(run.record()))
+    if interrupted:
+        return 130
+    return 0 if run.status == "succeeded" else 1
+
+
+def do_clean(args: argparse.Namespace) -> int:
+    """`scalelab clean`."""
+    ended, alive = cluster.clean()
+    if args.json:
+        print(json.dumps({"ended": ended, "in_use": alive}))
+    else:
+        print(f"ended {len(ended)} leftover processes" if ended else "nothing was left behind")
+        if alive:
+            print(f"left alone: {len(alive)} processes of clusters in use")
+    return 0
+
+
+def _follow(run: Run) -> None:
+    """Until the run has ended; on a terminal, with its state in one line."""
+    live = sys.stderr.isatty()
+    while not run.done:
+        run.wait(0.25 if live else 1.0)
+        if live:
+            print(f"\r\033[K{run.words()}"[:200], end="", file=sys.stderr, flush=True)
+    if live:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _show(run: Run, to) -> None:
+    """What each rank printed, in rank order, then how it ended."""
+    for entry in run.ranks:
+        lines = run.log(entry["rank"]).splitlines()
+        print(f"── rank {entry['rank']} on {entry['node']} ({entry['addr']})", file=to)
+        if len(lines) > LOG_LINES:
+            print(f"… {len(lines) - LOG_LINES} earlier lines in {run.dir / 'logs'}", file=to)
+        for line in lines[-LOG_LINES:]:
+            print(line if len(line) <= LINE_CHARS else line[:LINE_CHARS] + " …", file=to)
+    for problem in dict.fromkeys(run.problems):
+        say(f"warning: {problem}")
+    if run.first_failure:
+        failure = run.first_failure
+        say(f"first failure: {runs.who(failure)}\n{failure['error']}")
+    print(f"{run.words()}\nrecord: {run.dir}", file=to)
+
+
+def _node_env(values: list[str], nodes: int) -> dict[int, dict[str, str]]:
+    found: dict[int, dict[str, str]] = {}
+    for value in values:
+        index, colon, setting = value.partition(":")
+        name, equals, text = setting.partition("=")
+        if not (colon and equals and name and index.isdigit()):
+            raise UsageError(f"--node-env {value!r}: use I:NAME=VALUE, such as 1:OMP_NUM_THREADS=2")
+        if int(index) >= nodes:
+            raise UsageError(f"--node-env {value!r}: there are nodes 0 to {nodes - 1}")
+        found.setdefault(int(index), {})[name] = text
+    return found
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e7:
+        raise argparse.ArgumentTypeError(f"{text!r}: use a number of seconds above 0")
+    return value
+
+
+def _interrupt(*_) -> None:
+    raise KeyboardInterrupt
+
+
+def say(text: str) -> None:
+    """To the person, not to the program that reads stdout."""
+    print(text, file=sys.stderr, flush=True)
