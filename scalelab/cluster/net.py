@@ -114,7 +114,7 @@ class Fabric:
         except NetlinkError as e:
             if e.code != errno.ENODEV:
                 raise
-        if gone.rack in self.switches:
+        if gone.rack in self.switches and self.switches[gone.rack].alive():
             self._configure(gone.rack)
 
     def apply(self, links: dict[str, Link]) -> None:
