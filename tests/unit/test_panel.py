@@ -4,6 +4,7 @@ import base64
 import io
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ PIL = pytest.importorskip("PIL.Image")
 
 import fake_runs  # noqa: E402
 
+from scalelab import cluster as clusters  # noqa: E402
 from scalelab.panels import RunFailed, RunPanel, live  # noqa: E402
 from scalelab.panels import run as panel_module  # noqa: E402
 
@@ -21,10 +23,10 @@ def world(monkeypatch):
     """Put a fake cluster and fake runs under the panel; returns a function that sets them up."""
 
     def make(problem="", slow=0.0, **runs):
-        clusters, launcher = fake_runs.Clusters(problem, slow), fake_runs.Runs(**runs)
-        monkeypatch.setattr(panel_module, "clusters", clusters)
+        fake, launcher = fake_runs.Clusters(problem, slow), fake_runs.Runs(**runs)
+        monkeypatch.setattr(panel_module, "clusters", fake)
         monkeypatch.setattr(panel_module, "runs", launcher)
-        return clusters, launcher
+        return fake, launcher
 
     return make
 
@@ -300,3 +302,65 @@ def test_a_picture_of_any_number_of_ranks(ranks):
     )
     assert live.picture(view).startswith(b"\x89PNG")
     assert live.Curve().png(view).startswith(b"\x89PNG")
+
+
+# The same panel on real clusters, with real ranks
+
+
+SCRIPT = Path(__file__).resolve().parents[2] / "notebooks" / "scripts" / "train_ddp.py"
+
+
+@pytest.mark.slow
+def test_a_real_run_on_two_hosts(tmp_path, monkeypatch):
+    problem = clusters.virtual_problem()
+    if problem:
+        pytest.skip(f"no emulated hosts: {problem}")
+    monkeypatch.setenv("SCALELAB_HOME", str(tmp_path))
+    panel = RunPanel(SCRIPT, steps=5, cluster="virtual")
+    run = panel.run()
+    assert [(r["node"], r["addr"]) for r in panel._view.ranks] == [
+        ("node0", "10.77.0.1"),
+        ("node1", "10.77.0.2"),
+    ]
+    assert {r["state"] for r in panel._view.ranks} == {"finished"}
+    assert len(run.metrics()) == 10 and panel._view.tokens_per_step == 1024
+    assert "rank 1 of 2 on node1" in run.log(1)
+
+
+@pytest.mark.slow
+def test_a_real_run_on_local_and_one_that_fails(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCALELAB_HOME", str(tmp_path))
+    run = RunPanel(SCRIPT, steps=3, cluster="local").run()
+    assert run.status == "succeeded" and len(run.ranks) == 2
+
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        "import os, time\n"
+        "if os.environ['RANK'] == '1':\n    raise ValueError('on purpose')\n"
+        "time.sleep(60)\n"
+    )
+    panel = RunPanel(broken, nodes=1, nproc_per_node=2, steps=3, cluster="local")
+    with pytest.raises(RunFailed, match="(?s)rank 1 on node0 failed first.*ValueError: on purpose"):
+        panel.run()
+    assert panel._view.failed and "ValueError: on purpose" in panel.status
+
+
+@pytest.mark.parametrize(
+    "field, value", [("_rate", "fast"), ("_delay", "5"), ("_nodes", 0), ("_nproc", 0)]
+)
+def test_the_real_cluster_refuses_bad_input_in_one_line(field, value):
+    if clusters.virtual_problem():
+        pytest.skip("the link fields are closed on a local cluster")
+    panel = RunPanel(SCRIPT)
+    getattr(panel, field).value = value
+    panel.launch()
+    assert panel.wait(20)
+    assert panel.last is None and panel._view.failed
+    assert str(value) in panel.status and "\n" not in panel.status
+
+
+def test_no_such_script_is_one_line():
+    panel = RunPanel("no/such/script.py")
+    panel.launch()
+    assert panel.wait(20)
+    assert panel.last is None and "no/such/script.py" in panel.status
