@@ -280,7 +280,7 @@ def with_map(readme: str, table: str) -> str:
     before, begin, rest = readme.partition(MAP_BEGIN)
     _, end, after = rest.partition(MAP_END)
     if not (begin and end):
-        raise SourceError(f"README.md: needs the lines {MAP_BEGIN} and {MAP_END}")
+        raise SourceError(f"needs the lines {MAP_BEGIN} and {MAP_END}")
     return f"{before}{MAP_BEGIN}\n{table}\n{MAP_END}{after}"
 
 
