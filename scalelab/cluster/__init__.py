@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import time
@@ -21,7 +22,7 @@ from . import probe, units
 from .channel import Channel, ClusterError, Process, UsageError
 from .leftovers import MARK, clean, client_mark
 from .link import Link
-from .probe import capabilities, max_ranks, virtual_problem
+from .probe import max_ranks, virtual_problem
 
 __all__ = [
     "Cluster", "ClusterError", "Node", "Process", "UsageError",
@@ -320,6 +321,30 @@ def start(
                 asks = f" ({', '.join(needs)} need them)" if needs and kind == "auto" else ""
                 raise ClusterError(f"{why}{asks}") from None
     return Cluster("local", nodes, None, asked, 1, env, dirs, why)
+
+
+def capabilities() -> dict:
+    """What this machine can emulate, found by starting one emulated host: `virtual` (bool),
+    `why_not` (a sentence or ""), `delay` ("netem", "user-space switch" or ""), `firewall` (bool),
+    `cores`, `memory_gb` (free now, of 1e9 bytes), `gpus`, `max_ranks` (more than that measures
+    the scheduler, not the program)."""
+    why_not, delay = "", ""
+    try:
+        with start("virtual", nodes=1) as one:
+            netem = one.channel.ask(None, "facts").result(10)["netem"]
+            delay = "netem" if netem else "user-space switch"
+    except ClusterError as e:
+        why_not = str(e)
+    return {
+        "virtual": not why_not,
+        "why_not": why_not,
+        "delay": delay,
+        "firewall": not why_not and bool(shutil.which("nft", path=probe.search_path())),
+        "cores": probe.cores(),
+        "memory_gb": round(probe.memory_gb(), 1),
+        "gpus": probe.gpus(),
+        "max_ranks": max_ranks(),
+    }
 
 
 def _parse_link(values: dict) -> dict:

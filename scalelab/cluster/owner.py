@@ -143,6 +143,12 @@ class Owner:
         """Bring the rack side of every link to this state; traffic may be running."""
         self.fabric.apply({port: Link(**link) for port, link in links.items()})
 
+    def do_facts(self) -> dict:
+        """What this kernel offers, tried out in the cluster's own network namespace."""
+        from .shaping import netem_works
+
+        return {"netem": netem_works()}
+
     def do_kill_host(self, name: str, ports: list[str]) -> None:
         """Pull the plug of one host."""
         if name in self.hosts:

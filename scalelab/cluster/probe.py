@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import sys
 
 from . import linux
@@ -83,28 +82,10 @@ def outside_pid(pid: int, namespace: str) -> int:
     return -1
 
 
-def capabilities() -> dict:
-    """What this machine can emulate: `virtual` (bool), `why_not` (a sentence or ""), `delay`
-    ("netem", "user-space switch" or ""), `firewall` (bool), `cores`, `memory_gb` (free now, of
-    1e9 bytes), `gpus` (devices, without importing torch), `max_ranks` (more than that measures
-    the scheduler, not the program)."""
-    why_not = virtual_problem()
-    delay = ""
-    if not why_not:
-        from .net import has_netem
-
-        delay = "netem" if has_netem() else "user-space switch"
-    gpus = sum(1 for n in os.listdir("/dev") if n.startswith("nvidia") and n[6:].isdigit())
-    return {
-        "virtual": not why_not,
-        "why_not": why_not,
-        "delay": delay,
-        "firewall": not why_not and bool(shutil.which("nft", path=search_path())),
-        "cores": cores(),
-        "memory_gb": round(memory_gb(), 1),
-        "gpus": gpus,
-        "max_ranks": max_ranks(),
-    }
+def gpus() -> int:
+    """NVIDIA devices of this machine, counted without importing torch."""
+    names = os.listdir("/dev") if os.path.isdir("/dev") else []
+    return sum(1 for n in names if n.startswith("nvidia") and n[6:].isdigit())
 
 
 def cores() -> int:
