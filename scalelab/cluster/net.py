@@ -19,7 +19,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from . import firewall, shaping
-from .switch import SwitchProcess
+from .switch_process import SwitchProcess
 
 # The rack's ends take whatever the hosts send: a host's own MTU, or `port_mtu`, sets the limit.
 PORT_MTU = 65535
