@@ -13,6 +13,7 @@ user-space switch (switch.py) for as long as it has one.
 from __future__ import annotations
 
 import errno
+import socket
 from dataclasses import dataclass
 
 from pyroute2 import IPRoute
@@ -39,7 +40,7 @@ class Link:
     jitter: float = 0.0
     loss: float = 0.0
     # Ethernet's own. On veth a larger one gains nothing: TCP's packets pass whole (GSO) either way.
-    mtu: int = 1500
+    mtu: int = shaping.MTU
     port_mtu: int | None = None
 
     @property
@@ -87,7 +88,7 @@ class Fabric:
             br_stp_state=0,
             br_mcast_snooping=0,
         )
-        self.bridges[rack] = index = _index(self.ipr, name)
+        self.bridges[rack] = index = socket.if_nametoindex(name)
         self.ipr.link("set", index=index, mtu=PORT_MTU, state="up")
 
     def connect(self, port: str, pid: int, rack: int, nic: str = "eth0") -> None:
@@ -99,9 +100,9 @@ class Fabric:
             mtu=PORT_MTU,
             master=self.bridges[rack],
             state="up",
-            peer={"ifname": nic, "net_ns_pid": pid, "attrs": [["IFLA_MTU", Link.mtu]]},
+            peer={"ifname": nic, "net_ns_pid": pid, "attrs": [["IFLA_MTU", shaping.MTU]]},
         )
-        index = _index(self.ipr, port)
+        index = socket.if_nametoindex(port)
         self.ports[port] = _Port(index, rack, shaping.Egress(self.ipr, index), Link())
 
     def disconnect(self, port: str) -> None:
@@ -218,7 +219,7 @@ class HostNet:
         `forward` and one call a NIC."""
         _no_ipv6()
         self.ipr.link("set", index=1, state="up")
-        index = _index(self.ipr, nic)
+        index = socket.if_nametoindex(nic)
         self.egress[nic] = shaping.Egress(self.ipr, index)
         self.ipr.addr("add", index=index, address=addr, prefixlen=prefixlen)
         self.apply(link, nic=nic)
@@ -231,12 +232,11 @@ class HostNet:
     def apply(self, link: Link, *, nic: str = "eth0") -> None:
         """Bring `nic` to this state; traffic may be running."""
         egress = self.egress[nic]
-        self.ipr.link("set", index=egress.index, mtu=link.mtu)
+        egress.set_mtu(link.mtu)
         delay, loss = (link.delay, link.loss) if link.by_netem else (0.0, 0.0)
         egress.set(link.rate, link.mtu, delay, loss)
         # netem loses a packet as it gets it: whole messages of 64 KiB, unless they are cut first.
-        limit = shaping.segment_limit(link.rate, link.mtu)
-        shaping.segmentation(self.ipr, egress.index, nic, limit, on=not loss)
+        egress.set_segments(nic, shaping.segment_limit(link.rate, link.mtu), whole=not loss)
 
     def firewall(self, rules: list[dict], policy: str = "accept") -> None:
         """Replace this host's whole firewall; see firewall.py. NetError if that is impossible."""
@@ -247,10 +247,6 @@ class HostNet:
     def close(self) -> None:
         """Let go of the netlink socket; the host's network stays as it is."""
         self.ipr.close()
-
-
-def _index(ipr: IPRoute, name: str) -> int:
-    return ipr.link("get", ifname=name)[0]["index"]
 
 
 def _sysctl(name: str, value: str) -> bool:

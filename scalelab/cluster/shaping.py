@@ -24,6 +24,7 @@ QUEUE_MIN = 128 * 1024
 # tbf counts bytes a second in 32 bits. Above that nothing is shaped; no laptop gets there.
 TBF_MAX = 8 * (2**32 - 1)
 
+MTU = 1500  # Ethernet's own; a larger one gains nothing here, since GSO passes packets whole
 GSO_MAX = 65536  # the kernel's own default
 
 _ROOT = 0xFFFFFFFF
@@ -69,6 +70,7 @@ class Egress:
     def __init__(self, ipr: IPRoute, index: int) -> None:
         self.ipr, self.index = ipr, index
         self.shape: tuple[str, ...] = ()
+        self.mtu, self.segments = MTU, (GSO_MAX, True)  # as a new cable has them
 
     def set(self, rate: int | None, mtu: int, delay: float = 0.0, loss: float = 0.0) -> None:
         """`rate` in bit/s or None, `mtu` in bytes, `delay` in s, `loss` a fraction.
@@ -117,15 +119,23 @@ class Egress:
                 raise
         self.shape = ()
 
+    def set_mtu(self, mtu: int) -> None:
+        """Bytes of the largest IP packet."""
+        if mtu != self.mtu:
+            self.ipr.link("set", index=self.index, mtu=mtu)
+            self.mtu = mtu
 
-def segmentation(ipr: IPRoute, index: int, nic: str, limit: int, on: bool = True) -> None:
-    """How large TCP's packets (GSO, TSO) may be on an interface; with `on` false, one frame."""
-    try:
-        ipr.link("set", index=index, gso_max_size=limit)
-    except NetlinkError:
-        pass  # an old kernel: tbf cuts up instead
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        for command in (_STSO, _SGSO):
-            value = array.array("B", struct.pack("II", command, on))
-            request = struct.pack("16sP", nic.encode(), value.buffer_info()[0])
-            fcntl.ioctl(s, _SIOCETHTOOL, request)
+    def set_segments(self, nic: str, limit: int, whole: bool) -> None:
+        """How large TCP's packets (GSO, TSO) may be: `limit` bytes or, not `whole`, one frame."""
+        if (limit, whole) == self.segments:
+            return
+        try:
+            self.ipr.link("set", index=self.index, gso_max_size=limit)
+        except NetlinkError:
+            pass  # an old kernel: tbf cuts up instead
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+            for command in (_STSO, _SGSO):
+                value = array.array("B", struct.pack("II", command, whole))
+                request = struct.pack("16sP", nic.encode(), value.buffer_info()[0])
+                fcntl.ioctl(s, _SIOCETHTOOL, request)
+        self.segments = limit, whole

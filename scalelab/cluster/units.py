@@ -29,16 +29,22 @@ _SIZE_OK = "accepted: whole bytes, or a number with K, M or G (1K = 1024 bytes)"
 _MTU_OK = f"accepted: a whole number of bytes from {MTU_MIN} to {MTU_MAX}"
 
 
+def _show(text) -> str:
+    """What was given, short enough for one line."""
+    shown = repr(text if isinstance(text, str) else str(text))
+    return shown if len(shown) <= 40 else shown[:36] + "...'"
+
+
 def _split(what: str, text, accepted: str) -> tuple[float, str]:
     """(number, unit in lower case) of a string such as "2.5gbit"."""
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
-        raise ValueError(f"{what} {text!r}: expected a string; {accepted}")
+        raise ValueError(f"{what} {_show(text)}: expected a string; {accepted}")
     found = _NUMBER_UNIT.fullmatch(str(text).strip())
     if not found:
-        raise ValueError(f"{what} {str(text)!r}: not a number with a unit; {accepted}")
+        raise ValueError(f"{what} {_show(text)}: not a number with a unit; {accepted}")
     value = float(found[1])
     if not math.isfinite(value):
-        raise ValueError(f"{what} {str(text)!r}: too large; {accepted}")
+        raise ValueError(f"{what} {_show(text)}: too large; {accepted}")
     return value, found[2].lower()
 
 
@@ -49,11 +55,11 @@ def parse_rate(text) -> int | None:
     value, unit = _split("rate", text, _RATE_OK)
     if unit not in _RATE:
         problem = f"unknown unit {unit!r}" if unit else "no unit"
-        raise ValueError(f"rate {str(text)!r}: {problem}; {_RATE_OK}")
+        raise ValueError(f"rate {_show(text)}: {problem}; {_RATE_OK}")
     bits = value * _RATE[unit]
     if not RATE_MIN <= bits <= RATE_MAX:
         problem = "zero" if bits == 0 else "too small" if bits < RATE_MIN else "too large"
-        raise ValueError(f"rate {str(text)!r}: {problem}; {_RATE_OK}")
+        raise ValueError(f"rate {_show(text)}: {problem}; {_RATE_OK}")
     return round(bits)
 
 
@@ -66,10 +72,10 @@ def parse_delay(text, *, what: str = "delay") -> float:
         return 0.0
     if unit not in _DELAY:
         problem = f"unknown unit {unit!r}" if unit else "no unit"
-        raise ValueError(f"{what} {str(text)!r}: {problem}; {_DELAY_OK}")
+        raise ValueError(f"{what} {_show(text)}: {problem}; {_DELAY_OK}")
     seconds = value / _DELAY[unit]
     if seconds > DELAY_MAX:
-        raise ValueError(f"{what} {str(text)!r}: too large; {_DELAY_OK}")
+        raise ValueError(f"{what} {_show(text)}: too large; {_DELAY_OK}")
     return seconds
 
 
@@ -82,9 +88,9 @@ def parse_loss(text) -> float:
         return 0.0
     if unit != "%":
         problem = f"unknown unit {unit!r}" if unit else "no %"
-        raise ValueError(f"loss {str(text)!r}: {problem}; {_LOSS_OK}")
+        raise ValueError(f"loss {_show(text)}: {problem}; {_LOSS_OK}")
     if value > 100:
-        raise ValueError(f"loss {str(text)!r}: more than everything; {_LOSS_OK}")
+        raise ValueError(f"loss {_show(text)}: more than everything; {_LOSS_OK}")
     return value / 100
 
 
@@ -92,12 +98,12 @@ def parse_size(text) -> int:
     """Bytes. K, M and G are 1024-based (4K = 4096), with or without B or iB behind."""
     value, unit = _split("size", text, _SIZE_OK)
     if unit not in _SIZE:
-        raise ValueError(f"size {str(text)!r}: unknown unit {unit!r}; {_SIZE_OK}")
+        raise ValueError(f"size {_show(text)}: unknown unit {unit!r}; {_SIZE_OK}")
     size = value * _SIZE[unit]
     if size != int(size):
-        raise ValueError(f"size {str(text)!r}: not whole bytes; {_SIZE_OK}")
+        raise ValueError(f"size {_show(text)}: not whole bytes; {_SIZE_OK}")
     if not 1 <= size <= SIZE_MAX:
-        raise ValueError(f"size {str(text)!r}: outside 1 byte to 1024G; {_SIZE_OK}")
+        raise ValueError(f"size {_show(text)}: outside 1 byte to 1024G; {_SIZE_OK}")
     return int(size)
 
 
@@ -105,7 +111,7 @@ def parse_mtu(text, *, what: str = "mtu") -> int:
     """Bytes of the largest IP packet (Ethernet's 14 bytes not counted)."""
     value, unit = _split(what, text, _MTU_OK)
     if unit or value != int(value) or not MTU_MIN <= value <= MTU_MAX:
-        raise ValueError(f"{what} {str(text)!r}: {_MTU_OK}")
+        raise ValueError(f"{what} {_show(text)}: {_MTU_OK}")
     return int(value)
 
 

@@ -20,6 +20,8 @@ from scalelab.cluster.net import Fabric, HostNet, Link
 
 PATIENCE = 20  # seconds any one request may take
 
+OPEN = (5020, 5021)  # TCP ports on which every host answers
+
 
 class Far(Exception):
     """What went wrong in another process, with its own traceback."""
@@ -172,6 +174,8 @@ def up(net, nics):
     for addr, nic in nics:
         net.up(addr, 24, Link(), nic=nic, forward=len(nics) > 1)
     echo()
+    for port in OPEN:
+        listen(port)
 
 
 def shape(net, link):
@@ -313,19 +317,19 @@ def arrivals(net, port=5003):
         return came
 
 
-def listen(net, ports, seconds):
-    """Accept on several TCP ports for a while, answering each connection with one byte."""
-    import select
+def listen(port):
+    """Answer each connection with one byte, in a thread, for as long as the host lives."""
+    server = socket.create_server(("", port), backlog=16)
 
-    servers = [socket.create_server(("", port)) for port in ports]
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        for server in select.select(servers, [], [], left)[0]:
+    def run():
+        kept = []
+        while True:
             stream, _ = server.accept()
-            stream.send(b"!")
-            stream.close()
-    for server in servers:
-        server.close()
+            with contextlib.suppress(OSError):
+                stream.send(b"!")
+            kept = [*kept[-8:], stream]  # unread, and open for a while
+
+    threading.Thread(target=run, daemon=True).start()
 
 
 def knock(net, addr, ports, patience=0.4):

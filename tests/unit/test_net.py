@@ -18,6 +18,7 @@ from netlab import Lab  # noqa: E402
 from scalelab.cluster import firewall  # noqa: E402
 from scalelab.cluster.net import Link  # noqa: E402
 
+TRIES = 5  # on a noisy machine
 KINDS = ["root", "user"] if linux.has_sys_admin() and os.geteuid() == 0 else ["user"]
 
 
@@ -65,9 +66,21 @@ def stream(lab, seconds, a=0, b=1):
     return lab.hosts[b].end()
 
 
-def speed(lab, seconds=1.0, tries=3, a=0, b=1):
-    """Mbit/s of a plain TCP stream: the median, since machines are noisy."""
-    return statistics.median(stream(lab, seconds, a, b)[0] for _ in range(tries))
+def carries(lab, mbit, a=0, b=1, seconds=1.0, since=0.0, tries=TRIES):
+    """A plain TCP stream gets 90 to 100 % of the rate.
+
+    A busy machine only slows a stream down, so too slow may be tried again; too fast never.
+    """
+    measured = []
+    for _ in range(tries):
+        measured.append(netlab.rate(stream(lab, seconds, a, b)[2], since))
+        if measured[-1] > mbit:
+            break
+        if measured[-1] >= 0.9 * mbit:
+            print(f"{mbit} mbit: {', '.join(f'{m:.1f}' for m in measured)} Mbit/s")
+            return True
+    print(f"{mbit} mbit: {measured} Mbit/s")
+    return False
 
 
 def trips(lab, a=0, b=1, *, count=15, size=8, whole=False, patience=1.0, addr=None):
@@ -84,13 +97,20 @@ def numbers(lab, count):
     return lab.hosts[1].end()
 
 
-def carries(mbit, measured):
-    return 0.9 * mbit <= measured <= mbit
+def delays(lab, ms, a=0, b=1, addr=None, tries=TRIES):
+    """The median round trip is within 10 % of twice the one-way delay, and none is shorter.
 
-
-def within(times, delay_ms):
-    """Median round trip within 10 % of twice the one-way delay."""
-    return abs(statistics.median(times) - 2 * delay_ms) <= 0.1 * 2 * delay_ms
+    A busy machine only makes it longer, so too long may be tried again; too short never.
+    """
+    for _ in range(tries):
+        times = trips(lab, a, b, addr=addr)
+        median = statistics.median(times)
+        print(f"{ms} ms one way: round trip {median:.2f} ms, {min(times):.2f} to {max(times):.2f}")
+        if min(times) < 2 * ms - 0.05:
+            return False
+        if median <= 1.1 * 2 * ms:
+            return True
+    return False
 
 
 def binomial_bounds(n, p, z=3.29):  # 99.9 %
@@ -99,20 +119,19 @@ def binomial_bounds(n, p, z=3.29):  # 99.9 %
 
 
 def test_rate(lab):
-    assert not carries(100, speed(lab, 0.3, 1)) and not carries(1000, speed(lab, 0.3, 1))
+    assert not carries(lab, 100, seconds=0.2) and not carries(lab, 1000, seconds=0.2)
     for mbit in (100, 1000):
         lab.set(Link(rate=mbit * 10**6))
-        measured = speed(lab)
-        print(f"{mbit} mbit: {measured:.1f} Mbit/s")
-        assert carries(mbit, measured)
-        assert not carries(mbit / 2, measured) and not carries(mbit * 2, measured)
+        assert carries(lab, mbit)
+        assert not carries(lab, mbit / 2, seconds=0.2)
+    assert not carries(lab, 2000, seconds=0.2, tries=1)
 
 
 def test_rate_holds_in_both_directions_of_one_host(lab):
     lab.set(Link(rate=50 * 10**6), only=[1])
-    assert carries(50, speed(lab, 0.7, 1, a=0, b=1))  # its download
-    assert carries(50, speed(lab, 0.7, 1, a=1, b=0))  # its upload
-    assert not carries(50, speed(lab, 0.3, 1, a=2, b=3))
+    assert carries(lab, 50, a=0, b=1, seconds=0.7)  # its download
+    assert carries(lab, 50, a=1, b=0, seconds=0.7)  # its upload
+    assert not carries(lab, 50, a=2, b=3, seconds=0.2)
 
 
 def test_a_slow_link_still_passes_full_frames(lab):
@@ -121,27 +140,25 @@ def test_a_slow_link_still_passes_full_frames(lab):
 
 
 def test_delay_shows_in_a_round_trip(lab):
-    assert not within(trips(lab), 5)
+    assert not delays(lab, 5)
     for ms in (5, 20, 50):
         lab.set(Link(delay=ms / 1e3))
-        times = trips(lab)
-        print(f"{ms} ms one way: round trip {statistics.median(times):.2f} ms")
-        assert within(times, ms)
-        assert not within(times, ms * 1.25) and not within(times, ms / 1.25)
+        assert delays(lab, ms)
+        assert not delays(lab, ms * 1.25)
+    assert not delays(lab, 40, tries=1)
 
 
 def test_delay_of_one_host_counts_once(lab):
     lab.set(Link(delay=0.02), only=[1])
-    assert within(trips(lab), 10)  # 20 ms on the way back, none on the way there
-    assert within(trips(lab, a=1, b=0), 10)
-    assert statistics.median(trips(lab, a=2, b=3)) < 5
+    assert delays(lab, 10)  # 20 ms on the way back, none on the way there
+    assert delays(lab, 10, a=1, b=0)
+    assert not delays(lab, 10, a=2, b=3)
 
 
 def test_rate_and_delay_together(lab):
     lab.set(Link(rate=10**8, delay=0.005))
-    assert carries(
-        100, statistics.median(netlab.rate(stream(lab, 1.2)[2], since=0.3) for _ in range(3))
-    )
+    assert carries(lab, 100, seconds=1.2, since=0.3)
+    assert delays(lab, 5)
 
 
 def test_jitter_spreads_but_keeps_order(lab):
@@ -198,11 +215,8 @@ def test_mtu_black_hole(lab):
     assert trips(lab, count=2, size=4000, whole=True, patience=0.2) == [None, None]
     assert trips(lab, 1, 0, count=2, size=4000, whole=True, patience=0.2) == [None, None]
     assert None not in trips(lab, 2, 3, count=2, size=4000, whole=True)
-    lab.hosts[1].begin(netlab.listen, [5010, 5011], 2.0)
-    time.sleep(0.1)
-    assert lab.hosts[0](netlab.knock, "10.77.0.2", [5010]) == ["open"]  # a connection opens
-    assert lab.hosts[0](push, "10.77.0.2", 5011) > 10**4  # but what it carries never arrives
-    lab.hosts[1].end()
+    assert lab.hosts[0](netlab.knock, "10.77.0.2", [5020]) == ["open"]  # a connection opens
+    assert lab.hosts[0](push, "10.77.0.2", 5021) > 10**4  # but what it carries never arrives
     lab.set(Link(mtu=9000))
     assert None not in trips(lab, count=2, size=4000, whole=True)
 
@@ -228,38 +242,40 @@ def test_a_larger_mtu_passes_only_where_both_ends_have_it(lab):
 
 def test_change_in_mid_stream(lab):
     """A stream lives through bridge, switch and bridge again, and shows each setting."""
+
+    def racks(link):
+        lab.fabric(netlab.apply, {f"p{i}n0": link for i in range(4)})
+        for i in (2, 3):  # hosts 0 and 1 are at work: their own side stays at 100 mbit
+            lab.hosts[i](netlab.shape, link)
+
     lab.set(Link(rate=10**8))
     assert not lab.fabric(netlab.switches)
     lab.hosts[1].begin(netlab.sink)
-    lab.hosts[0].begin(netlab.source, "10.77.0.2", 4.0)
-    time.sleep(1.0)
-    port = dict.fromkeys([f"p{i}n0" for i in range(4)], Link(rate=10**8, delay=0.02))
-    for i in (2, 3):
-        lab.hosts[i](netlab.shape, Link(rate=10**8, delay=0.02))
-    if not lab.fabric(netlab.apply, port) and not Link(delay=0.02).by_netem:
-        assert len(lab.fabric(netlab.switches)) == 1
-    assert within(trips(lab, 2, 3), 20)
-    time.sleep(max(0.0, 1.2 - 0.9))
-    # the stream's own host was told nothing: shape its upload now, and leave the switch
-    lab.hosts[0].near.settimeout(netlab.PATIENCE)
-    lab.fabric(netlab.apply, dict.fromkeys([f"p{i}n0" for i in range(4)], Link(rate=4 * 10**7)))
+    lab.hosts[0].begin(netlab.source, "10.77.0.2", 3.0)
+    time.sleep(0.8)
+    racks(Link(rate=10**8, jitter=0.0001, delay=0.02))
+    assert len(lab.fabric(netlab.switches)) == 1
+    assert statistics.median(trips(lab, 2, 3, count=8)) > 39
+    racks(Link(rate=4 * 10**7))
     assert not lab.fabric(netlab.switches)
+    assert statistics.median(trips(lab, 2, 3, count=8)) < 39
     sent = lab.hosts[0].end()
-    mbit, received, marks = lab.hosts[1].end()
+    _, received, marks = lab.hosts[1].end()
     assert sent == received
-    assert carries(100, netlab.rate(marks, 0.1, 0.9))
     end = marks[-1][0]
-    assert carries(40, netlab.rate(marks, end - 1.0, end - 0.1))
+    before, after = netlab.rate(marks, 0.1, 0.6), netlab.rate(marks, end - 1.0, end - 0.1)
+    print(f"100 mbit: {before:.1f}, then 40 mbit: {after:.1f} Mbit/s")
+    assert 80 <= before <= 101 and 30 <= after <= 41
 
 
-def test_eight_hosts_are_up_at_once(own):
+def test_eight_hosts_are_up_in_half_a_second(own):
     took = []
-    for _ in range(3):
+    while len(took) < TRIES and min(took, default=1) > 0.5:
         lab = own([[0]] * 8)
         took.append(lab.seconds)
         assert None not in trips(lab, 0, 7, count=2)
     print("eight hosts up in " + ", ".join(f"{s:.3f}" for s in took) + " s")
-    assert min(took) < 0.5
+    assert min(took) <= 0.5
 
 
 def test_router_between_two_racks(own):
@@ -271,18 +287,18 @@ def test_router_between_two_racks(own):
     lab.hosts[1](netlab.write, "/proc/sys/net/ipv4/ip_forward", "1")
     assert None not in trips(lab, 0, 2, addr="10.77.1.3", count=3)
     lab.set(Link(delay=0.005), only=[1])  # the router's own links: one hop each way
-    assert within(trips(lab, 0, 2, addr="10.77.1.3"), 5)
+    assert delays(lab, 5, 0, 2, addr="10.77.1.3")
 
 
 def test_a_host_dies_and_the_others_go_on(own):
     lab = own([[0]] * 3)
     lab.set(Link(delay=0.005))
-    assert within(trips(lab), 5)
+    assert delays(lab, 5)
     lab.fabric(netlab.pull, 2, lab.pids[2])
-    assert within(trips(lab), 5)
+    assert delays(lab, 5)
     lab.fabric(netlab.apply, dict.fromkeys(["p0n0", "p1n0", "p2n0"], Link()))
     lab.fabric(netlab.apply, dict.fromkeys(["p0n0", "p1n0"], Link(delay=0.01)))
-    assert within(trips(lab), 10)
+    assert delays(lab, 10)
 
 
 def test_nothing_outlives_the_owner(own):
@@ -311,13 +327,9 @@ needs_nft = pytest.mark.skipif(firewall.find_nft() is None, reason="nft is not i
 @needs_nft
 def test_firewall(lab):
     def knock(ports, a=0, b=1):
-        lab.hosts[b].begin(netlab.listen, ports, 0.8)
-        time.sleep(0.1)
-        found = lab.hosts[a](netlab.knock, f"10.77.0.{b + 1}", ports, 0.25)
-        lab.hosts[b].end()
-        return found
+        return lab.hosts[a](netlab.knock, f"10.77.0.{b + 1}", ports, 0.25)
 
-    ports = [5020, 5021]
+    ports = list(netlab.OPEN)
     assert knock(ports) == ["open", "open"]
     rules = [{"action": "drop", "proto": "tcp", "ports": "5020"}]
     lab.hosts[1](netlab.firewall, rules)
