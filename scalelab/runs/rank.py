@@ -21,17 +21,30 @@ import sys
 import time
 
 MARK = "\x1escalelab "  # begins a report on the agent's stderr; no program prints it by chance
+TRACEBACK, FATAL = "Traceback (most recent call last)", "Fatal Python error: "
 HEAD_BYTES, TAIL_BYTES = 16 << 20, 1 << 20  # of a log that is too long: kept from each end
-ERROR_CHARS = 2400  # a report must fit one atomic write to a pipe (4096 bytes on Linux)
+ERROR_CHARS = 2400
+ATOMIC_BYTES = 4096  # of a write to a pipe, on Linux; ranks of one node share the pipe
 
 
 def report(**event) -> None:
     """One line to whoever launched this run."""
-    line = MARK + json.dumps(event) + "\n"
+    while True:
+        line = (MARK + json.dumps(event, ensure_ascii=False) + "\n").encode(errors="replace")
+        if len(line) <= ATOMIC_BYTES or not event.get("error"):
+            break
+        event["error"] = shorten(event["error"], len(event["error"]) * 9 // 10)
     try:
-        os.write(2, line.encode())
+        os.write(2, line)
     except OSError:
         pass  # the launcher is gone, and this host is about to be
+
+
+def shorten(text: str, most: int) -> str:
+    """At most `most` characters: a third from the beginning, the rest from the end."""
+    if len(text) <= most:
+        return text
+    return text[: most // 3] + "\n…\n" + text[len(text) - (most - most // 3 - 3) :]
 
 
 def own_address(towards: str) -> str:
@@ -60,7 +73,7 @@ class Log:
             self.file, self.problem = None, f"{path}: {e.strerror}"
 
     def add(self, data: bytes) -> None:
-        if b"Traceback (most recent call last)" in self.recent[-40:] + data:
+        if TRACEBACK.encode() in self.recent[-40:] + data:
             self.error_time = time.time()
         self.recent = (self.recent + data)[-65536:]
         if self.written < HEAD_BYTES:
@@ -86,22 +99,39 @@ class Log:
             note = f"\n… {gone:,} bytes of output not kept …\n" if gone else ""
             self._write(note.encode() + b"".join(self.tail))
 
-    def last_error(self) -> str:
-        """The last traceback in the output, or its last lines if there is none."""
+    def last_error(self, code: int) -> str:
+        """What explains the exit code: the traceback that led to a 1, the stack at a signal, and
+        otherwise the last lines of the output."""
         text = self.recent.decode(errors="replace")
-        at = text.rfind("Traceback (most recent call last)")
-        chained = ("During handling of", "The above exception")
-        while at > 0 and any(c in text[max(0, at - 160) : at] for c in chained):
-            earlier = text.rfind("Traceback (most recent call last)", 0, at)
-            if earlier < 0:
-                break
-            at = earlier
-        text = text[at:] if at >= 0 else "\n".join(text.splitlines()[-10:])
+        if code == 1 and TRACEBACK in text:
+            error = last_traceback(text)
+        elif code < 0 and FATAL in text:
+            return fatal_stack(text)[:ERROR_CHARS].strip()  # the most recent call is first
+        else:  # a traceback in it was dealt with by the script
+            error = "\n".join(text.splitlines()[-10:])
         # torch.distributed writes "[rank1]: " before each line; who it was is told apart from this.
-        text = re.sub(r"^\[rank\d+\]: ?", "", text, flags=re.MULTILINE)
-        if len(text) > ERROR_CHARS:
-            text = text[: ERROR_CHARS // 3] + "\n…\n" + text[-2 * ERROR_CHARS // 3 :]
-        return text.strip()
+        error = re.sub(r"^\[rank\d+\]: ?", "", error, flags=re.MULTILINE)
+        return shorten(error, ERROR_CHARS).strip()
+
+
+def last_traceback(text: str) -> str:
+    """From the last traceback on, with those it is chained to."""
+    at = text.rfind(TRACEBACK)
+    chained = ("During handling of", "The above exception")
+    while at > 0 and any(c in text[max(0, at - 160) : at] for c in chained):
+        earlier = text.rfind(TRACEBACK, 0, at)
+        if earlier < 0:
+            break
+        at = earlier
+    return text[at:]
+
+
+def fatal_stack(text: str) -> str:
+    """What Python's faulthandler says of the thread that a signal hit; other threads left out."""
+    said = text[text.rfind(FATAL) :]
+    first = said.partition("\n")[0]
+    current = said[max(0, said.find("Current thread")) :].partition("\n\n")[0]
+    return current if current.startswith(FATAL) else f"{first}\n{current}"
 
 
 def main() -> int:
@@ -142,10 +172,12 @@ def main() -> int:
     code = child.wait()
     log.close()
     report(
-        event="exit", rank=rank, code=code, time=time.time(), error_time=log.error_time,
-        error=log.last_error() if code else "", log_problem=log.problem, attempt=attempt,
+        event="exit", rank=rank, code=code, time=time.time(),
+        error_time=log.error_time if code == 1 else None,  # an uncaught exception exits with 1
+        error=log.last_error(code) if code else "", log_problem=log.problem, attempt=attempt,
     )  # fmt: skip
     if code < 0:
+        _no_core_file()
         signal.signal(-code, signal.SIG_DFL) if -code not in (9, 19) else None
         os.kill(os.getpid(), -code)
     return code
@@ -166,10 +198,15 @@ def _copy(child: subprocess.Popen, log: Log) -> None:
 
 
 def _in_child() -> None:
+    _no_core_file()
+    _die_with_parent()
+
+
+def _no_core_file() -> None:
+    """Beside the learner's script, of a size of gigabytes."""
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core files beside the learner's script
-    _die_with_parent()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _die_with_parent() -> None:

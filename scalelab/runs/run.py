@@ -298,7 +298,7 @@ class Run:
             return {
                 "rank": first["rank"],
                 "node": first["node"],
-                "error": why if "Traceback" in why else f"{how}\n{why}".strip(),
+                "error": why if why.startswith("Traceback") else f"{how}\n{why}".strip(),
             }
         if self.ending == "stopped":
             return None
