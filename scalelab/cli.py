@@ -17,6 +17,7 @@ from .cluster import ClusterError, UsageError
 from .runs import Run, RunError
 
 LOG_LINES, LINE_CHARS = 200, 1000  # of each rank's log, printed at the end
+SWITCHES = ("--json", "--help", "--version")  # flags without a value
 EPILOG = "Exit status: 0 done, 1 it failed (the first failing rank is named), 2 bad usage."
 
 
@@ -31,7 +32,11 @@ class Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the `scalelab` command."""
     parser = _parser()
-    args = parser.parse_args(_join_negatives(sys.argv[1:] if argv is None else argv))
+    args, unknown = parser.parse_known_args(
+        _join_negatives(sys.argv[1:] if argv is None else argv)
+    )
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if not args.command:
         parser.print_help()
         return 0
@@ -53,12 +58,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def _join_negatives(argv: list[str]) -> list[str]:
     """["--rate", "-1gbit"] to ["--rate=-1gbit"]: argparse would take the value for a flag, and
-    its complaint would not say what is wrong with it."""
+    its complaint would not say what is wrong with it. What follows SCRIPT is left as it is."""
     joined: list[str] = []
-    for arg in argv:
-        flag = joined[-1] if joined else ""
-        if re.match(r"-[\d.]", arg) and flag.startswith("--") and "=" not in flag:
+    for i, arg in enumerate(argv):
+        flag = argv[i - 1] if i else ""
+        takes_value = flag.startswith("--") and "=" not in flag and flag not in SWITCHES
+        if takes_value and re.match(r"-[\d.]", arg):
             joined[-1] = f"{flag}={arg}"
+        elif i and not takes_value and not arg.startswith("-"):
+            return joined + argv[i:]
         else:
             joined.append(arg)
     return joined
@@ -66,6 +74,7 @@ def _join_negatives(argv: list[str]) -> list[str]:
 
 def _parser() -> Parser:
     parser = Parser(prog="scalelab", description="Distributed training on emulated hosts.")
+    parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="version", version=f"scalelab {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
 
@@ -85,14 +94,14 @@ def _parser() -> Parser:
     run.add_argument("--json", action="store_true", help="one JSON object on stdout")
     run.add_argument("script", metavar="SCRIPT", help="a training script")
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="…", help="its own arguments")
-    run.set_defaults(function=do_run)
+    run.set_defaults(function=do_run, parser=run)
 
     clean = commands.add_parser(
         "clean", help="end this user's own leftovers, and nobody else's",
         description="End processes of clusters of yours whose notebook or command is gone.",
     )  # fmt: skip
     clean.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    clean.set_defaults(function=do_clean)
+    clean.set_defaults(function=do_clean, parser=clean)
     return parser
 
 
@@ -111,14 +120,14 @@ def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
 
 def start_cluster(args: argparse.Namespace, ranks: int) -> cluster.Cluster:
     """The cluster that the flags ask for. Warns where it is more than this machine holds."""
-    most = cluster.max_ranks()
-    if ranks > most:
-        say(f"warning: {ranks} ranks are more than this machine holds well ({most}): expect "
-            "timings that tell of its scheduler rather than of training")  # fmt: skip
     started = cluster.start(
         args.cluster, args.nodes, rate=args.rate, delay=args.delay, jitter=args.jitter,
         loss=args.loss, mtu=args.mtu,
     )  # fmt: skip
+    most = cluster.max_ranks()
+    if ranks > most:
+        say(f"warning: {ranks} ranks are more than this machine holds well ({most}): expect "
+            "timings that tell of its scheduler rather than of training")  # fmt: skip
     if started.why:
         say(f"cluster local, without separate hosts: {started.why}")
     return started
