@@ -9,7 +9,7 @@ ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
 .PHONY: help venv venv-author lab test quick build bench lint clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile | expand -t 14
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'variables: PYTHON=/path/to/python3.12  PIP_ARGS="..."  LAB_ARGS="--no-browser --port 8899"'
 	@echo '           NAMES="00_start_here" (build)  TEST_ARGS="-k name" (test, quick, bench)'
@@ -21,7 +21,7 @@ venv-author:
 	@sh tools/venv.sh author
 
 lab: venv  ## open JupyterLab on lesson 00 (LAB_ARGS go to jupyter-lab)
-	@.venv/bin/jupyter-lab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/$(FIRST) \
+	@exec .venv/bin/jupyter-lab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/$(FIRST) \
 		$(ROOT_ARG) $(LAB_ARGS)
 
 test: venv-author  ## every test: lint, build --check, unit, curriculum, browser
@@ -40,5 +40,5 @@ lint: venv-author  ## ruff
 	@$(PY) -m ruff check .
 
 clean:  ## remove caches and test leftovers in this folder (remove .venv by hand)
-	@rm -rf .pytest_cache .ruff_cache build tests/out
+	@rm -rf .pytest_cache .ruff_cache build
 	@find . -name .venv -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +

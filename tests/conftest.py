@@ -11,14 +11,14 @@ import pytest
 # Everything the tests start inherits this, so that a process whose parent died is still found.
 TAG = "SCALELAB_TEST_SESSION"
 SECONDS_TO_END = 5
-session = uuid.uuid4().hex
+MARK = uuid.uuid4().hex
 left_behind: list[str] = []
 skipped: Counter = Counter()
 
 
 def pytest_sessionstart():
     # appended: a session inside a test's subprocess also stays marked as ours
-    os.environ[TAG] = f"{os.environ.get(TAG, '')} {session}".strip()
+    os.environ[TAG] = f"{os.environ.get(TAG, '')} {MARK}".strip()
 
 
 def leftovers() -> list[psutil.Process]:
@@ -26,7 +26,7 @@ def leftovers() -> list[psutil.Process]:
     found = {p.pid: p for p in me.children(recursive=True)}
     for process in psutil.process_iter():
         try:
-            if session in process.environ().get(TAG, "").split():
+            if MARK in process.environ().get(TAG, "").split():
                 found[process.pid] = process
         except (psutil.Error, OSError):  # gone meanwhile, or another user's
             continue

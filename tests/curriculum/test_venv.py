@@ -43,9 +43,8 @@ def set_up(clone, **env):
     for tool in tools:
         if not (clone / "bin" / tool).exists():
             (clone / "bin" / tool).symlink_to(shutil.which(tool))
-    env = {"PATH": str(clone / "bin"), "HOME": os.environ.get("HOME", ""), **env}
-    # whatever this machine needs to reach its package index
-    env |= {k: v for k, v in os.environ.items() if k.startswith("PIP_")}
+    inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHON", "PIP_ARGS", "NEED_GB")}
+    env = {**inherited, "PATH": str(clone / "bin"), **env}
     return subprocess.run(
         ["sh", "tools/venv.sh", "learner"], cwd=clone, env=env, capture_output=True, text=True
     )
