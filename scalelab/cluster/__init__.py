@@ -71,27 +71,40 @@ class Node:
 
         Raises subprocess.TimeoutExpired after `timeout` seconds; the command is ended then.
         """
+        deadline = time.monotonic() + timeout
         pipes = [os.pipe(), os.pipe()]
+        reads = [r for r, _ in pipes]
         try:
-            process = self.spawn(
-                ["/bin/sh", "-c", command], out=pipes[0][1], err=pipes[1][1], admin=True
-            )
+            try:
+                process = self.spawn(
+                    ["/bin/sh", "-c", command], out=pipes[0][1], err=pipes[1][1], admin=True
+                )
+            finally:
+                for _, w in pipes:
+                    os.close(w)
+            try:
+                texts = _read_all(reads, process, deadline)
+                if not process.ended.wait(max(0.0, deadline - time.monotonic())):
+                    raise subprocess.TimeoutExpired(command, timeout, *texts)
+            except BaseException:  # late, or Ctrl-C
+                process.signal(signal.SIGKILL, group=True)
+                raise
         finally:
-            for _, w in pipes:
-                os.close(w)
-        texts = _read_all([r for r, _ in pipes], process, timeout)
-        if not process.ended.wait(2):
-            process.signal(signal.SIGKILL, group=True)
-            raise subprocess.TimeoutExpired(command, timeout, *texts)
+            for r in reads:
+                os.close(r)
         return subprocess.CompletedProcess(command, process.returncode, *texts)
 
     def kill(self) -> None:
         """Pull this host's plug: every process in it ends at once, and its link goes dead."""
         channel = self.cluster.channel
+        if not self.up:
+            return
         if self.cluster.kind == "local":
-            channel.ask(self.name, "end_all").result(20)
-        ports = [n["port"] for n in self.nics]
-        channel.ask(None, "kill_host", name=self.name, ports=ports).result(20)
+            try:
+                channel.ask(self.name, "end_all").result(20)
+            except ClusterError:
+                pass  # it is going already
+        channel.ask(None, "kill_host", name=self.name).result(20)
         deadline = time.monotonic() + 10
         while self.up and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -123,7 +136,9 @@ class Node:
         self.cluster._need_virtual("a file system of its own")
         path = os.path.abspath(path)
         self.cluster.channel.ask(self.name, "dir", path=path, mode=mode).result(20)
-        self.cluster.dirs.setdefault(self.index, {})[path] = mode
+        dirs = self.cluster.dirs.setdefault(self.index, {})
+        dirs.pop(path, None)
+        dirs[path] = mode  # last: a host started again gets them in the order they were set in
 
     def set_hosts(self, text: str) -> None:
         """Rewrite this host's /etc/hosts."""
@@ -211,19 +226,20 @@ class Cluster:
     def _wire_links(self) -> dict[str, dict]:
         return {port: asdict(link) for port, link in self.links.items()}
 
-    def _went_down(self, name: str) -> None:
+    def _went_down(self, name: str | None) -> None:
         for machine in self._machines():
-            if machine.name == name:
+            if name in (None, machine.name):
                 machine.up = False
 
     def _need_virtual(self, what: str) -> None:
         if self.kind != "virtual":
-            raise ClusterError(f"{what} needs emulated hosts; this cluster is local. {self.why}")
+            text = f"{what} needs emulated hosts; this cluster is local. {self.why}"
+            raise ClusterError(text.strip())
 
     def node(self, index: int) -> Node:
         """The host with this index. Raises UsageError if there is none."""
-        if not 0 <= index < len(self.nodes):
-            raise UsageError(f"node {index}: this cluster has nodes 0 to {len(self.nodes) - 1}")
+        if not _is_whole(index) or not 0 <= index < len(self.nodes):
+            raise UsageError(f"node {index!r}: this cluster has nodes 0 to {len(self.nodes) - 1}")
         return self.nodes[index]
 
     def set_link(self, node: int | str | None = None, **changes) -> None:
@@ -290,9 +306,9 @@ def start(
     """
     if kind not in KINDS:
         raise UsageError(f"cluster {kind!r}: use one of {', '.join(KINDS)}")
-    if not isinstance(nodes, int) or isinstance(nodes, bool) or not 1 <= nodes <= MAX_NODES:
+    if not _is_whole(nodes) or not 1 <= nodes <= MAX_NODES:
         raise UsageError(f"nodes {nodes!r}: use a whole number from 1 to {MAX_NODES}")
-    if not 1 <= racks <= nodes:
+    if not _is_whole(racks) or not 1 <= racks <= nodes:
         raise UsageError(f"racks {racks!r}: use 1 to {nodes}, at least one node each")
     for what, by_node in (("environment", env), ("directory", dirs)):
         for index in by_node or {}:
@@ -347,6 +363,10 @@ def capabilities() -> dict:
     }
 
 
+def _is_whole(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _parse_link(values: dict) -> dict:
     parsers = {
         "rate": units.parse_rate, "delay": units.parse_delay, "jitter": units.parse_delay,
@@ -374,22 +394,22 @@ def base_env() -> dict[str, str]:
     }  # fmt: skip
 
 
-def _read_all(fds: list[int], process: Process, timeout: float) -> list[str]:
+def _read_all(fds: list[int], process: Process, deadline: float) -> list[str]:
     """Read the pipes to their ends; stop early once the process is over or late."""
-    data = {fd: b"" for fd in fds}
-    deadline = time.monotonic() + timeout
+    data = {fd: bytearray() for fd in fds}
     with selectors.DefaultSelector() as watch:
         for fd in fds:
             watch.register(fd, selectors.EVENT_READ)
         while watch.get_map() and time.monotonic() < deadline:
-            ready = watch.select(0.05)
-            if not ready and process.ended.is_set():
-                break  # a background child of the command holds the pipe; it is not waited for
+            ended = process.ended.is_set()
+            ready = watch.select(0 if ended else 0.05)
+            if ended:  # what it wrote is in the pipes by now; a child may hold them open
+                if not ready:
+                    break
+                deadline = min(deadline, time.monotonic() + 1)
             for key, _ in ready:
                 more = os.read(key.fd, 65536)
                 data[key.fd] += more
                 if not more:
                     watch.unregister(key.fd)
-    for fd in fds:
-        os.close(fd)
     return [data[fd].decode(errors="replace") for fd in fds]

@@ -61,9 +61,10 @@ class Channel:
         ours, theirs = socket.socketpair()
         self.sock, self.on_down = ours, on_down
         self.lock = threading.Lock()
-        self.waiting: dict[int, tuple[str | None, Future]] = {}
+        # Apart from `lock`, so that answers are read while a request waits for room to be sent.
+        self.sending = threading.Lock()
+        self.waiting: dict[int, tuple[str | None, str, Future]] = {}
         self.processes: dict[tuple[str, int], Process] = {}
-        self.early: dict[tuple[str, int], int] = {}  # ended before spawn's answer was read
         self.counter = 0
         self.closed = threading.Event()
         self.stderr = tempfile.TemporaryFile()  # has no name: nothing to leave behind
@@ -84,6 +85,9 @@ class Channel:
             said, _ = wire.receive(ours)
         except (EOFError, OSError):
             said = {"event": "failed", "error": self._last_words()}
+        except BaseException:  # Ctrl-C
+            ours.close()  # the owner ends when it sees that
+            raise
         if said.get("event") != "ready":
             self.owner.wait()
             ours.close()
@@ -104,26 +108,21 @@ class Channel:
                 future.set_exception(ClusterError("the cluster is closed"))
                 return future
             self.counter += 1
-            self.waiting[self.counter] = (to, future)
-            message = {"id": self.counter, "to": to, "op": op, "args": args}
-            try:
-                wire.send(self.sock, message, fds)
-            except OSError:
-                del self.waiting[self.counter]
+            number = self.counter
+            self.waiting[number] = (to, op, future)
+        try:
+            with self.sending:
+                wire.send(self.sock, {"id": number, "to": to, "op": op, "args": args}, fds)
+        except OSError:
+            with self.lock:
+                unanswered = self.waiting.pop(number, None)
+            if unanswered:
                 future.set_exception(ClusterError("the cluster's owner process is gone"))
         return future
 
     def spawn(self, node: str, out: int, err: int, **args) -> Process:
         """Start a process on a node, its output going to the open files `out` and `err`."""
-        pid = self.ask(node, "spawn", (out, err), **args).result(30)
-        process = Process(self, node, pid)
-        with self.lock:
-            code = self.early.pop((node, pid), None)
-            if code is None and not self.closed.is_set():
-                self.processes[node, pid] = process
-                return process
-        process._end(-signal.SIGKILL if code is None else code)
-        return process
+        return self.ask(node, "spawn", (out, err), **args).result(30)
 
     def _read(self) -> None:
         while True:
@@ -143,20 +142,25 @@ class Channel:
 
     def _answered(self, message: dict) -> None:
         with self.lock:
-            _, future = self.waiting.pop(message["id"], (None, None))
-        if future is None:
-            return
+            to, op, future = self.waiting.pop(message["id"], (None, "", None))
+            if future is None:
+                return
+            if "error" in message:
+                result = None
+            elif op == "spawn":  # known from here on, so that its end, told next, finds it
+                result = Process(self, to, message["result"])
+                self.processes[to, result.pid] = result
+            else:
+                result = message["result"]
         if "error" in message:
             kind = UsageError if message["type"] == "ValueError" else ClusterError
             future.set_exception(kind(message["error"]))
         else:
-            future.set_result(message["result"])
+            future.set_result(result)
 
     def _exited(self, node: str, pid: int, code: int) -> None:
         with self.lock:
             process = self.processes.pop((node, pid), None)
-            if process is None:
-                self.early[node, pid] = code
         if process:
             process._end(code)
 
@@ -165,30 +169,35 @@ class Channel:
         with self.lock:
             ended = [p for (n, _), p in self.processes.items() if node in (None, n)]
             self.processes = {k: p for k, p in self.processes.items() if p not in ended}
-            lost = [k for k, (n, _) in self.waiting.items() if node is None or n == node]
-            futures = [self.waiting.pop(k)[1] for k in lost]
+            lost = [k for k, (n, _, _) in self.waiting.items() if node is None or n == node]
+            futures = [self.waiting.pop(k)[2] for k in lost]
         for process in ended:
             process._end(-signal.SIGKILL)
         for future in futures:
             future.set_exception(ClusterError(f"{node or 'the cluster'} is down"))
-        if node and self.on_down:
+        if self.on_down:
             self.on_down(node)
 
     def close(self) -> None:
         """End the owner, and with it every host. Idempotent; returns when all are gone."""
-        with self.lock:
-            already = self.closed.is_set()
-            if not already:
-                try:
-                    wire.send(self.sock, {"id": 0, "to": None, "op": "close"})
-                except OSError:
-                    pass
+        # While a request waits for room to be sent, the owner has to go without a word.
+        if not self.closed.is_set() and self.sending.acquire(timeout=1):
+            try:
+                wire.send(self.sock, {"id": 0, "to": None, "op": "close"})
+            except OSError:
+                pass
+            finally:
+                self.sending.release()
         deadline = time.monotonic() + 5
         while self.owner.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
         if self.owner.poll() is None:
             self.owner.kill()  # PID 1 inside dies with it (die_with_parent)
             self.owner.wait()
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)  # a fork of this process may hold it open
+        except OSError:
+            pass
         self.closed.wait(5)
         self.sock.close()
         self.stderr.close()

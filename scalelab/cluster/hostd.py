@@ -12,6 +12,7 @@ import selectors
 import signal
 import socket
 import subprocess
+import time
 
 from . import linux, wire
 from .net import Link  # TEMP
@@ -28,21 +29,28 @@ def descendants(pid: int | None = None) -> list[int]:
     return [p.pid for p in found]
 
 
-def end_descendants(keep: tuple[int, ...] = ()) -> None:
-    """SIGKILL every descendant of this process but `keep`, until none is left.
+def end_descendants(keep: tuple[int, ...] = ()) -> list[tuple[int, int]]:
+    """SIGKILL every descendant of this process but the children `keep` and theirs, until none is
+    left. Returns what ended meanwhile, as `reap` does.
 
-    Repeats, since a process may fork between the listing and the kill; reaps what it ends.
+    Repeats, since a process may fork between the listing and the kill.
     """
-    for _ in range(100):
-        left = [p for p in descendants() if p not in keep]
+    import psutil
+
+    ended, deadline = reap(), time.monotonic() + 5
+    while time.monotonic() < deadline:
+        left = [p for p in psutil.Process().children() if p.pid not in keep]
         if not left:
-            return
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        reap()
+            break
+        for child in left:
+            for pid in (*descendants(child.pid), child.pid):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        ended += reap()
+        time.sleep(0.002)
+    return ended
 
 
 def reap() -> list[tuple[int, int]]:
@@ -96,7 +104,7 @@ class Host:
             for key, _ in watch.select():
                 if key.fileobj is wake:
                     wake.recv(4096)
-                    self._report_ended()
+                    self._report(reap())
                 else:
                     try:
                         request, fds = wire.receive(self.sock)
@@ -104,8 +112,8 @@ class Host:
                         return
                     self._answer(request, fds)
 
-    def _report_ended(self) -> None:
-        for pid, code in reap():
+    def _report(self, ended: list[tuple[int, int]]) -> None:
+        for pid, code in ended:
             if pid in self.running:
                 self.running.discard(pid)
                 wire.send(self.sock, {"event": "exit", "pid": pid, "code": code})
@@ -188,9 +196,9 @@ class Host:
                 os.kill(-1, signal.SIGKILL)  # all of this PID namespace but its PID 1
             except ProcessLookupError:
                 pass
+            self._report(reap())
         else:
-            end_descendants()
-        self._report_ended()
+            self._report(end_descendants())
 
     def do_free_port(self, address: str) -> int:
         """A TCP port that nothing listens on. Below the range that outgoing connections use, so

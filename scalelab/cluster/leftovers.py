@@ -7,16 +7,33 @@ whose client is gone is a leftover. Nothing is ever found by its name.
 from __future__ import annotations
 
 import os
+import sys
 
 MARK = "SCALELAB_CLIENT"
 
 
 def client_mark(pid: int | None = None) -> str:
-    """"PID:start time" of a process (default: this one); a PID alone may be used again."""
-    import psutil
+    """PID, start and PID namespace of a process (default: this one), with ":" between: a PID alone
+    may be used again, and means another in a container. OSError if there is no such process."""
+    if sys.platform != "linux":
+        import psutil
 
-    process = psutil.Process(pid)
-    return f"{process.pid}:{process.create_time():.2f}"
+        try:
+            process = psutil.Process(pid)
+            return f"{process.pid}:{process.create_time():.2f}:"
+        except psutil.Error as e:
+            raise ProcessLookupError(str(e)) from None
+    # In ticks since boot: a time of day would move when the machine's clock is set.
+    with open(f"/proc/{pid or 'self'}/stat") as f:
+        before, _, after = f.read().rpartition(")")
+    fields = after.split()
+    if fields[0] in "ZX":
+        raise ProcessLookupError(f"process {pid} has ended")
+    return f"{before.split()[0]}:{fields[19]}:{_namespace()}"
+
+
+def _namespace() -> str:
+    return os.readlink("/proc/self/ns/pid").strip("pid:[]") if sys.platform == "linux" else ""
 
 
 def leftovers() -> tuple[list[int], list[int]]:
@@ -33,11 +50,14 @@ def leftovers() -> tuple[list[int], list[int]]:
                 continue
         except (psutil.Error, OSError):
             continue  # it ended meanwhile, or is not ours to look at
+        pid, _, rest = mark.partition(":")
+        if rest.partition(":")[2] not in ("", _namespace()):
+            continue  # a client in another container: whether it lives cannot be seen from here
         try:
-            mine = client_mark(int(mark.split(":")[0])) == mark
-        except (psutil.Error, ValueError):
-            mine = False
-        (alive if mine else gone).append(process.pid)
+            lives = client_mark(int(pid)) == mark
+        except (OSError, ValueError):
+            lives = False
+        (alive if lives else gone).append(process.pid)
     return gone, alive
 
 

@@ -51,8 +51,8 @@ def mount(source: str, target: str, fstype: str = "", flags: int = 0, data: str 
     """mount(2). Empty `fstype` and `data` are passed as NULL."""
     _check(
         _libc.mount(
-            source.encode(),
-            target.encode(),
+            os.fsencode(source),
+            os.fsencode(target),
             fstype.encode() or None,
             ctypes.c_ulong(flags),
             data.encode() or None,
@@ -63,7 +63,7 @@ def mount(source: str, target: str, fstype: str = "", flags: int = 0, data: str 
 
 def umount(target: str) -> None:
     """Detach the mount on top of `target`; files still open stay readable."""
-    _check(_libc.umount2(target.encode(), ctypes.c_int(MNT_DETACH)), f"umount {target}")
+    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(MNT_DETACH)), f"umount {target}")
 
 
 def bind(source: str, target: str, readonly: bool = False) -> None:

@@ -6,6 +6,7 @@ Runs inside a host's own mount namespace; nothing here touches the machine outsi
 
 from __future__ import annotations
 
+import hashlib
 import os
 
 from . import linux
@@ -18,13 +19,14 @@ class View:
     """One host's view. `scratch` is a directory of the owner's tmpfs that outlives the host."""
 
     def __init__(self, name: str, scratch: str) -> None:
-        self.changed: dict[str, str] = {}  # path -> where its mount sits
+        self.changed: list[tuple[str, str, str]] = []  # (path, mode, where its mount sits)
+        self.own_hosts = False
         os.makedirs(f"{scratch}/{name}", exist_ok=True)
         # Opened before /dev/shm is covered below; stays reachable through /proc/self/fd.
         self.scratch = os.open(f"{scratch}/{name}", os.O_PATH | os.O_DIRECTORY)
         self._proc_and_sys()
         linux.mount("tmpfs", "/dev/shm", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=1777")
-        self._own_file("/etc/hosts", "")
+        self.own_hosts = self._own_file("/etc/hosts", "")
         self._own_file("/etc/hostname", f"{name}\n")
         # A resolver service of the real machine would answer before /etc/hosts on some systems.
         self._own_file("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
@@ -43,16 +45,20 @@ class View:
         except OSError:
             pass  # /sys/class/net then lists the machine's interfaces; nothing here reads it
 
-    def _own_file(self, path: str, text: str) -> None:
-        if os.path.exists(path):
+    def _own_file(self, path: str, text: str) -> bool:
+        there = os.path.exists(path)
+        if there:
             mine = f"/dev/shm/.{os.path.basename(path)}"
             with open(mine, "w") as f:
                 f.write(text)
             linux.bind(mine, path)
             os.unlink(mine)
+        return there
 
     def set_hosts(self, text: str) -> None:
         """Rewrite this host's /etc/hosts in place."""
+        if not self.own_hosts:  # never the machine's own
+            raise OSError("this machine has no /etc/hosts for emulated hosts to have their own of")
         with open("/etc/hosts", "w") as f:
             f.write(text)
 
@@ -62,48 +68,73 @@ class View:
         path = os.path.abspath(path)
         if mode not in MODES:
             raise ValueError(f"directory mode {mode!r}: use one of {', '.join(MODES)}")
-        if path in self.changed:
-            linux.umount(self.changed.pop(path))
-        if mode == "shared":
-            return
-        if not os.path.exists(path):
+        if path == "/":
+            raise ValueError("/: the root directory is what it is; name one below it")
+        # Mounts lie on one another: those above the one to undo come off first, and go back on.
+        above = []
+        if any(p == path for p, _, _ in self.changed):
+            while True:
+                top, its_mode, where = self.changed.pop()
+                linux.umount(where)
+                if top == path:
+                    break
+                above.insert(0, (top, its_mode))
+        for other, its_mode in above:
+            try:
+                self._apply(other, its_mode)
+            except (OSError, ValueError):
+                pass  # it was inside what has just been undone
+        if mode != "shared":
+            self._apply(path, mode)
+
+    def _apply(self, path: str, mode: str) -> None:
+        # A link whose target is missing here can be missing too.
+        if not (os.path.lexists if mode == "missing" else os.path.exists)(path):
             raise ValueError(f"{path}: no such file or directory")
+        where = path
         if mode == "missing":
-            self._hide(path)
-            return
-        if mode == "readonly":
+            where = os.path.dirname(path)
+            self._hide(where, os.path.basename(path))
+        elif mode == "readonly":
             linux.bind(path, path, readonly=True)
         else:
             if not os.path.isdir(path):
                 raise ValueError(f"{path}: only a directory can be private")
-            own = f"/proc/self/fd/{self.scratch}/{path.strip('/').replace('/', '%')}"
+            name = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:16]
+            own = f"/proc/self/fd/{self.scratch}/{name}"
             os.makedirs(own, exist_ok=True)
             linux.bind(own, path)
-        self.changed[path] = path
+        self.changed.append((path, mode, where))
 
-    def _hide(self, path: str) -> None:
+    def _hide(self, parent: str, name: str) -> None:
         # A name cannot be removed for one host alone, so its parent is replaced by a tmpfs that
         # shows all the parent's other entries. What this host newly creates there is its own.
-        parent, name = os.path.split(path)
         entries = sorted(os.listdir(parent))
         if len(entries) > MAX_SIBLINGS:
             raise ValueError(f"{parent} has over {MAX_SIBLINGS} entries: hide something smaller")
         old = os.open(parent, os.O_PATH | os.O_DIRECTORY)
         mode = os.stat(parent).st_mode & 0o7777
-        linux.mount(
-            "tmpfs", parent, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, f"mode={mode:o}"
-        )
-        for entry in entries:
-            source, target = f"/proc/self/fd/{old}/{entry}", f"{parent}/{entry}"
-            if entry == name:
-                continue
-            if os.path.islink(source):
-                os.symlink(os.readlink(source), target)
-                continue
-            if os.path.isdir(source):
-                os.mkdir(target)
-            else:
-                open(target, "w").close()
+        linux.mount("tmpfs", parent, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, f"mode={mode:o}")
+        try:
+            for entry in entries:
+                if entry != name:
+                    self._show(f"/proc/self/fd/{old}/{entry}", os.path.join(parent, entry))
+        except OSError:
+            linux.umount(parent)
+            raise
+        finally:
+            os.close(old)
+
+    def _show(self, source: str, target: str) -> None:
+        if os.path.islink(source):
+            os.symlink(os.readlink(source), target)
+            return
+        is_dir = os.path.isdir(source)
+        if is_dir:
+            os.mkdir(target)
+        else:
+            open(target, "w").close()
+        try:
             linux.bind(source, target)
-        os.close(old)
-        self.changed[path] = parent
+        except FileNotFoundError:  # gone since it was listed, as happens in /tmp
+            (os.rmdir if is_dir else os.unlink)(target)

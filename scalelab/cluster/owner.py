@@ -27,6 +27,7 @@ class Owner:
     def __init__(self, client: socket.socket, separate: bool, watched: list[int]) -> None:
         self.client, self.separate = client, separate
         self.hosts: dict[str, tuple[int, socket.socket]] = {}  # name -> (pid, socket)
+        self.ports: dict[str, list[str]] = {}  # name -> its ends of cables at the racks
         self.watch = selectors.DefaultSelector()
         self.watch.register(client, selectors.EVENT_READ, "client")
         for fd in watched:
@@ -79,10 +80,12 @@ class Owner:
             if to is None:
                 result = getattr(self, "do_" + request["op"])(**request.get("args", {}))
                 self._tell({"id": request["id"], "result": result})
-            elif to in self.hosts:
-                wire.send(self.hosts[to][1], request, tuple(fds))
             else:
-                self._tell({"id": request["id"], "error": f"{to} is down", "type": "HostDown"})
+                try:
+                    wire.send(self.hosts[to][1], request, tuple(fds))
+                except (KeyError, OSError):  # it is gone, or just going
+                    down = {"error": f"{to} is down", "type": "HostDown"}
+                    self._tell({"id": request["id"], **down})
         except Exception as e:
             self._tell({"id": request["id"], "error": str(e), "type": type(e).__name__})
         finally:
@@ -90,6 +93,8 @@ class Owner:
                 os.close(fd)
 
     def _from_host(self, name: str, sock: socket.socket) -> None:
+        if sock.fileno() < 0:
+            return  # it died, and was reaped since select() saw this
         try:
             message, _ = wire.receive(sock)
         except (EOFError, OSError):
@@ -99,15 +104,19 @@ class Owner:
         self._tell(message)
 
     def _reap(self) -> None:
-        for pid, code in hostd.reap():
+        ended = hostd.reap()
+        for pid, code in ended:  # grows in here
             for name, (host_pid, sock) in list(self.hosts.items()):
                 if pid == host_pid:
                     while sock in self.watch.get_map():  # what it said before it died comes first
                         self._from_host(name, sock)
                     sock.close()
                     del self.hosts[name]
+                    for port in self.ports.pop(name, ()):
+                        self.fabric.disconnect(port)
                     if not self.separate:  # its orphans are ours now
-                        hostd.end_descendants(keep=tuple(p for p, _ in self.hosts.values()))
+                        keep = tuple(p for p, _ in self.hosts.values())
+                        ended += hostd.end_descendants(keep)
                     self._tell({"event": "down", "from": name, "code": code})
 
     def do_add_host(self, name: str, ports: list[dict]) -> None:
@@ -134,6 +143,7 @@ class Owner:
             raise OSError(f"{name} did not start: {said.get('error')}")
         for port in ports:
             self.fabric.connect(port=port["port"], pid=pid, rack=port["rack"], nic=port["nic"])
+            self.ports.setdefault(name, []).append(port["port"])
         self.watch.register(ours, selectors.EVENT_READ, name)
 
     def do_add_rack(self, rack: int) -> None:
@@ -149,11 +159,11 @@ class Owner:
 
         return {"netem": netem_works()}
 
-    def do_kill_host(self, name: str, ports: list[str]) -> None:
+    def do_kill_host(self, name: str) -> None:
         """Pull the plug of one host."""
         if name in self.hosts:
             os.kill(self.hosts[name][0], signal.SIGKILL)
-            for port in ports:
+            for port in self.ports.pop(name, ()):
                 self.fabric.disconnect(port)
 
 
