@@ -135,6 +135,12 @@ class Fabric:
         for rack in racks:
             self._run_rack(rack)
 
+    def mend(self) -> None:
+        """Start again any user-space switch whose process has died. Cheap if none has."""
+        for rack, switch in list(self.switches.items()):
+            if not switch.alive():
+                self._run_rack(rack)
+
     def close(self) -> None:
         """Take everything down."""
         for switch in self.switches.values():
@@ -157,7 +163,7 @@ class Fabric:
     def _run_rack(self, rack: int) -> None:
         """Kernel bridge or user-space switch, whichever these links need."""
         ports = self._on(rack)
-        largest = max(port.link.mtu for port in ports.values())
+        largest = max((port.link.mtu for port in ports.values()), default=0)
         if any(
             p.link.by_switch or (p.link.port_mtu is not None and p.link.port_mtu < largest)
             for p in ports.values()
