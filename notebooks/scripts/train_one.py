@@ -21,7 +21,7 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.qkv, self.project = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
         self.grow, self.shrink = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):  # x: (batch, block_size, width)
@@ -125,10 +125,11 @@ def main():
             print(f"step {step:4d}   loss {loss.item():.4f}   global batch {global_batch}"
                   f"   {global_batch * args.block_size / (t5 - t0):,.0f} tokens/s", flush=True)
 
-    if rank == 0:  # on 64 evenly spaced blocks of the held-out text, the same in every run
-        starts = torch.linspace(0, len(held_out) - args.block_size - 1, 64).long()
-        with torch.no_grad():
-            loss = model(*windows(held_out, starts, args.block_size, device))
+    # 64 evenly spaced blocks of the held-out text, the same in every run and on every rank
+    starts = torch.linspace(0, len(held_out) - args.block_size - 1, 64).long()
+    with torch.no_grad():
+        loss = model(*windows(held_out, starts, args.block_size, device))
+    if rank == 0:
         print(f"validation loss {loss.item():.4f}", flush=True)
     return model
 
