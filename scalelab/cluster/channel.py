@@ -33,10 +33,11 @@ class Process:
     def __init__(self, channel: Channel, node: str, pid: int) -> None:
         self.channel, self.node, self.pid = channel, node, pid
         self.returncode: int | None = None
+        self.ended_at: float | None = None  # unix seconds
         self.ended = threading.Event()
 
     def _end(self, code: int) -> None:
-        self.returncode = code
+        self.returncode, self.ended_at = code, time.time()
         self.ended.set()
 
     def wait(self, timeout: float | None = None) -> int | None:

@@ -35,6 +35,7 @@ class Run:
         self.began = time.time()
         self.seconds = 0.0
         self._agents: dict[str, Process] = {}
+        self._lost: dict[str, float] = {}  # nodes whose agent was ended by a signal, and when
         self._reader = record.MetricsReader(run_dir)
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -72,7 +73,11 @@ class Run:
 
     def kill_host(self, index: int) -> None:
         """Pull the plug of one node."""
-        self.cluster.node(index).kill()
+        node = self.cluster.node(index)
+        if node.name in self._agents and not self.done:
+            # Its peers may notice, and fail, sooner than this process hears that it is down.
+            self._lost.setdefault(node.name, time.time())
+        node.kill()
 
     def metrics(self) -> list[dict]:
         """What the ranks have measured so far: see record.py for the fields."""
@@ -173,6 +178,9 @@ class Run:
         ending: str | None = None
         while True:
             self._read(watch, 0.1)
+            for name, agent in self._agents.items():
+                if agent.ended.is_set() and agent.returncode < 0:
+                    self._lost.setdefault(name, agent.ended_at)
             over = all(a.ended.is_set() for a in self._agents.values())
             if over or ending:
                 break
@@ -291,8 +299,17 @@ class Run:
         failed = [r for r in self.ranks if r.get("failed_at") and r["exit"]]
         if self.ending == "timed_out" and not [r for r in failed if r["rank"] not in self.hung]:
             return self._hang(codes)
-        if failed:
-            first = min(failed, key=lambda r: r["failed_at"])
+        first = min(failed, key=lambda r: r["failed_at"], default=None)
+        lost = min(self._lost, key=self._lost.get, default=None)
+        if lost and self.ending != "stopped" and not (
+            first and first["failed_at"] < self._lost[lost]
+        ):  # fmt: skip
+            code = codes[lost]
+            down = not self.cluster_node(lost).up
+            error = "this host went down" if down else f"agent {describe_exit(code)}"
+            ranks = [r["rank"] for r in self.ranks if r["node"] == lost]
+            return {"rank": ranks[0] if ranks else None, "node": lost, "error": error}
+        if first:
             why = first["why"] or ""
             how = describe_exit(first["exit"])
             return {
@@ -305,11 +322,7 @@ class Run:
         for name, code in codes.items():
             if code not in (0, None):
                 words = record.read_log(self.dir, name).strip()
-                if code < 0:
-                    down = not self.cluster_node(name).up
-                    error = "this host went down" if down else f"agent {describe_exit(code)}"
-                else:
-                    error = f"agent {describe_exit(code)}\n{last_error(words)}".strip()
+                error = f"agent {describe_exit(code)}\n{last_error(words)}".strip()
                 lost = [r["rank"] for r in self.ranks if r["node"] == name]
                 return {"rank": lost[0] if lost else None, "node": name, "error": error}
         if len(self.ranks) < expected:
