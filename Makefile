@@ -34,7 +34,7 @@ build: venv-author  ## build notebooks, labs and solutions from source/ (NAMES="
 	@$(PY) tools/build.py $(NAMES)
 
 bench: venv-author  ## measure what must be fast
-	@$(PY) -m pytest -s tests/bench $(TEST_ARGS)
+	@$(PY) -m pytest -s -o python_files="bench_*.py" tests/bench $(TEST_ARGS)
 
 lint: venv-author  ## ruff
 	@$(PY) -m ruff check .
