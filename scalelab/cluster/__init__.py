@@ -16,7 +16,8 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 
 from . import probe, units
 from .channel import Channel, ClusterError, Process, UsageError
@@ -369,10 +370,12 @@ def _is_whole(value) -> bool:
 
 def _parse_link(values: dict) -> dict:
     parsers = {
-        "rate": units.parse_rate, "delay": units.parse_delay, "jitter": units.parse_delay,
-        "loss": units.parse_loss, "mtu": units.parse_mtu, "port_mtu": units.parse_mtu,
+        "rate": units.parse_rate, "delay": units.parse_delay,
+        "jitter": partial(units.parse_delay, what="jitter"),
+        "loss": units.parse_loss, "mtu": units.parse_mtu,
+        "port_mtu": partial(units.parse_mtu, what="port_mtu"),
     }  # fmt: skip
-    unset = {"rate": None, "delay": 0.0, "jitter": 0.0, "loss": 0.0, "mtu": 1500, "port_mtu": None}
+    unset = {field.name: field.default for field in fields(Link)}
     parsed = {}
     for name, value in values.items():
         if name not in parsers:

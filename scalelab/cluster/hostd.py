@@ -15,7 +15,7 @@ import subprocess
 import time
 
 from . import linux, wire
-from .net import Link  # TEMP
+from .link import Link
 
 
 def descendants(pid: int | None = None) -> list[int]:

@@ -18,5 +18,6 @@ class Link:
     delay: float = 0.0
     jitter: float = 0.0
     loss: float = 0.0
+    # Ethernet's own. On veth a larger one gains nothing: TCP's packets pass whole (GSO) either way.
     mtu: int = 1500
     port_mtu: int | None = None

@@ -20,6 +20,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from . import firewall, shaping
+from .link import Link
 from .switch_process import SwitchProcess
 
 # The rack's ends take whatever the hosts send: a host's own MTU, or `port_mtu`, sets the limit.
@@ -30,28 +31,14 @@ class NetError(RuntimeError):
     """The network could not be brought to the state asked for; one sentence."""
 
 
-@dataclass(frozen=True)
-class Link:
-    """rate: bit/s or None for unshaped; delay, jitter: s, one way; loss: fraction of frames;
-    mtu: bytes, of the host's interface; port_mtu: bytes the rack's port takes, None for any."""
+def by_netem(link: Link) -> bool:
+    """True where the host's own kernel delays and loses. netem reorders under jitter."""
+    return bool(link.delay or link.loss) and not link.jitter and shaping.netem_works()
 
-    rate: int | None = None
-    delay: float = 0.0
-    jitter: float = 0.0
-    loss: float = 0.0
-    # Ethernet's own. On veth a larger one gains nothing: TCP's packets pass whole (GSO) either way.
-    mtu: int = shaping.MTU
-    port_mtu: int | None = None
 
-    @property
-    def by_netem(self) -> bool:
-        """True where the host's own kernel delays and loses. netem reorders under jitter."""
-        return bool(self.delay or self.loss) and not self.jitter and shaping.netem_works()
-
-    @property
-    def by_switch(self) -> bool:
-        """True where only the user-space switch can delay and lose."""
-        return bool(self.jitter or ((self.delay or self.loss) and not shaping.netem_works()))
+def by_switch(link: Link) -> bool:
+    """True where only the user-space switch can delay and lose."""
+    return bool(link.jitter or ((link.delay or link.loss) and not shaping.netem_works()))
 
 
 @dataclass
@@ -100,7 +87,7 @@ class Fabric:
             mtu=PORT_MTU,
             master=self.bridges[rack],
             state="up",
-            peer={"ifname": nic, "net_ns_pid": pid, "attrs": [["IFLA_MTU", shaping.MTU]]},
+            peer={"ifname": nic, "net_ns_pid": pid, "attrs": [["IFLA_MTU", Link.mtu]]},
         )
         index = socket.if_nametoindex(port)
         self.ports[port] = _Port(index, rack, shaping.Egress(self.ipr, index), Link())
@@ -165,7 +152,7 @@ class Fabric:
         ports = self._on(rack)
         largest = max((port.link.mtu for port in ports.values()), default=0)
         if any(
-            p.link.by_switch or (p.link.port_mtu is not None and p.link.port_mtu < largest)
+            by_switch(p.link) or (p.link.port_mtu is not None and p.link.port_mtu < largest)
             for p in ports.values()
         ):
             switch = self.switches.get(rack)
@@ -187,7 +174,7 @@ class Fabric:
         ports = {}
         for name, port in self._on(rack).items():
             link = port.link
-            here = link.by_switch
+            here = by_switch(link)
             ports[name] = {
                 "delay": link.delay if here else 0.0,
                 "jitter": link.jitter if here else 0.0,
@@ -239,7 +226,7 @@ class HostNet:
         """Bring `nic` to this state; traffic may be running."""
         egress = self.egress[nic]
         egress.set_mtu(link.mtu)
-        delay, loss = (link.delay, link.loss) if link.by_netem else (0.0, 0.0)
+        delay, loss = (link.delay, link.loss) if by_netem(link) else (0.0, 0.0)
         egress.set(link.rate, link.mtu, delay, loss)
         # netem loses a packet as it gets it: whole messages of 64 KiB, unless they are cut first.
         egress.set_segments(nic, shaping.segment_limit(link.rate, link.mtu), whole=not loss)

@@ -16,8 +16,9 @@ import socket
 import sys
 
 from . import hostd, linux, wire
-from .net import Link  # TEMP
+from .link import Link
 
+SECONDS_TO_END = 3.0
 SCRATCH = "/dev/shm"  # covered by a tmpfs of the cluster's own, so nothing of it is left behind
 
 
@@ -118,6 +119,8 @@ class Owner:
                         keep = tuple(p for p, _ in self.hosts.values())
                         ended += hostd.end_descendants(keep)
                     self._tell({"event": "down", "from": name, "code": code})
+        if self.fabric:
+            self.fabric.mend()
 
     def do_add_host(self, name: str, ports: list[dict]) -> None:
         """Fork a host and plug its interfaces in. Addresses follow, in the host's own `up`."""
@@ -188,6 +191,24 @@ def main() -> None:
     os._exit(0)
 
 
+def _wait_for(pid: int, watched: list[int]) -> int:
+    """Until process `pid` has ended; it has seconds to do so once one of `watched` is ready. The
+    exit code to end with."""
+    with selectors.DefaultSelector() as watch:
+        for fd in watched:
+            watch.register(fd, selectors.EVENT_READ)
+        if watched:
+            inside = os.pidfd_open(pid)
+            watch.register(inside, selectors.EVENT_READ, "inside")
+            if all(key.data is None for key, _ in watch.select()):
+                for fd in watched:
+                    watch.unregister(fd)
+                if not watch.select(SECONDS_TO_END):
+                    os.kill(pid, signal.SIGKILL)  # it is stuck
+    _, status = os.waitpid(pid, 0)
+    return 0 if status == 0 else 1
+
+
 def _enter_namespaces(client: socket.socket, watched: list[int]) -> None:
     """Return only in the new PID namespace's first process; the caller becomes the waiter."""
     if not linux.has_sys_admin():
@@ -204,10 +225,7 @@ def _enter_namespaces(client: socket.socket, watched: list[int]) -> None:
     if pid:
         os.close(alive)
         client.close()
-        for fd in watched:
-            os.close(fd)
-        _, status = os.waitpid(pid, 0)
-        os._exit(0 if status == 0 else 1)
+        os._exit(_wait_for(pid, watched))
     # The pipe covers the moment before prctl takes hold.
     linux.die_with_parent(signal.SIGKILL)
     os.close(held)

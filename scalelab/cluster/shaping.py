@@ -14,6 +14,8 @@ import struct
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from .link import Link
+
 # A bucket of tokens lets so much of an idle link's rate through at once. A larger one hides the
 # rate from short messages, a smaller one loses tokens whenever a busy machine wakes the shaper
 # late: at 1 gbit and both cores busy, 0.14 ms carried 86 % of the rate and 0.3 to 0.6 ms 93 %.
@@ -24,7 +26,6 @@ QUEUE_MIN = 128 * 1024
 # tbf counts bytes a second in 32 bits. Above that nothing is shaped; no laptop gets there.
 TBF_MAX = 8 * (2**32 - 1)
 
-MTU = 1500  # Ethernet's own; a larger one gains nothing here, since GSO passes packets whole
 GSO_MAX = 65536  # the kernel's own default
 
 _ROOT = 0xFFFFFFFF
@@ -70,7 +71,7 @@ class Egress:
     def __init__(self, ipr: IPRoute, index: int) -> None:
         self.ipr, self.index = ipr, index
         self.shape: tuple[str, ...] = ()
-        self.mtu, self.segments = MTU, (GSO_MAX, True)  # as a new cable has them
+        self.mtu, self.segments = Link.mtu, (GSO_MAX, True)  # as a new cable has them
 
     def set(self, rate: int | None, mtu: int, delay: float = 0.0, loss: float = 0.0) -> None:
         """`rate` in bit/s or None, `mtu` in bytes, `delay` in s, `loss` a fraction.

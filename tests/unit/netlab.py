@@ -16,7 +16,8 @@ import time
 import traceback
 
 from scalelab.cluster import linux
-from scalelab.cluster.net import Fabric, HostNet, Link
+from scalelab.cluster.link import Link
+from scalelab.cluster.net import Fabric, HostNet
 
 PATIENCE = 20  # seconds any one request may take
 
