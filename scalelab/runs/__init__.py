@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from ..cluster import Cluster, UsageError
+from ..cluster.probe import gpus
 from .record import (
     RunError,
     home,
@@ -120,6 +121,7 @@ def _launch(script, args, cluster, nproc, timeout, directory, run_id, node_env, 
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "SCALELAB_RUN_DIR": str(directory),
             "SCALELAB_NODE": node.name,
+            **_devices(node.index, nproc, len(cluster.nodes)),
             **({"SCALELAB_TIED": "1"} if local else {}),
             **({"GLOO_SOCKET_IFNAME": _loopback()} if local else {}),
             **env,
@@ -143,6 +145,21 @@ def _launch(script, args, cluster, nproc, timeout, directory, run_id, node_env, 
         raise UsageError(f"run directory {directory}: {run.problems[0]}")
     run._start(commands, envs, timeout)
     return run
+
+
+def _devices(index: int, nproc: int, nodes: int) -> dict[str, str]:
+    """The GPUs of this machine that node `index` may use.
+
+    Emulated hosts share one machine, and every host's first rank would take its GPU 0, which NCCL
+    refuses: so each host is given GPUs of its own, or, where there are too few, none.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    have = visible.split(",") if visible else [str(i) for i in range(gpus())]
+    if visible == "" or not have:
+        return {}
+    enough = len(have) >= nproc * nodes
+    mine = have[index * nproc : (index + 1) * nproc] if enough else []
+    return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
 
 
 def _seed(args: list[str]) -> int | None:
