@@ -3,6 +3,7 @@
 user[=UID]   an ordinary user: no capability, no new privileges
 no-userns    user namespaces switched off (user.max_user_namespaces is 0); implies user
 deny=CALL    a container's system-call filter that refuses CALL: unshare, netns or mount
+tmp=DIR      DIR/tmp for /tmp and DIR/shm for /dev/shm, so that what it leaves there is its own
 
 Needs neither root nor a tool: namespaces, prctl(2) and seccomp(2) by way of ctypes.
 """
@@ -13,7 +14,8 @@ import platform
 import struct
 import sys
 
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+CLONE_NEWUSER, CLONE_NEWNET, CLONE_NEWNS = 0x10000000, 0x40000000, 0x20000
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 EPERM = 1
 # (unshare, mount) by machine
@@ -26,7 +28,17 @@ def check(result):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def become_user(uid, bar_userns):
+def cover(folder):
+    if os.geteuid() != 0:
+        become_user(os.geteuid())
+    check(libc.unshare(CLONE_NEWNS))
+    check(libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None))
+    for name, place in (("tmp", b"/tmp"), ("shm", b"/dev/shm")):
+        source = os.fsencode(os.path.join(folder, name))
+        check(libc.mount(source, place, None, ctypes.c_ulong(MS_BIND), None))
+
+
+def become_user(uid, bar_userns=False):
     outside = os.geteuid(), os.getegid()
     check(libc.unshare(CLONE_NEWUSER))
     for name, text in (
@@ -66,6 +78,8 @@ def main():
     words, command = sys.argv[1:at], sys.argv[at + 1 :]
     for word in words:
         name, _, value = word.partition("=")
+        if name == "tmp":
+            cover(value)
         if name in ("user", "no-userns"):
             become_user(int(value or 1000), name == "no-userns")
     check(libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0))
