@@ -65,7 +65,8 @@ class Log:
         self.written = self.overflow = self.tail_bytes = 0
         self.tail: collections.deque[bytes] = collections.deque()
         self.problem = ""
-        self.error_time = None  # when the last traceback began to appear
+        self.error_time: float | None = None  # when the last traceback began to appear
+        self.last_time = 0.0  # of any output
         self.recent = b""
         try:
             self.file = open(path, "ab", buffering=0)
@@ -73,8 +74,9 @@ class Log:
             self.file, self.problem = None, f"{path}: {e.strerror}"
 
     def add(self, data: bytes) -> None:
+        self.last_time = time.time()
         if TRACEBACK.encode() in self.recent[-40:] + data:
-            self.error_time = time.time()
+            self.error_time = self.last_time
         self.recent = (self.recent + data)[-65536:]
         if self.written < HEAD_BYTES:
             self._write(data)
@@ -99,11 +101,19 @@ class Log:
             note = f"\n… {gone:,} bytes of output not kept …\n" if gone else ""
             self._write(note.encode() + b"".join(self.tail))
 
+    def failed_at(self, code: int) -> float | None:
+        """When the traceback that ended the script appeared; None if none did."""
+        if self.error_time is None or code == 1:  # an uncaught exception exits with 1 …
+            return self.error_time
+        # … unless it hangs on its way out and is ended by a signal; it is silent then, while a
+        # script that dealt with an exception goes on talking.
+        return self.error_time if code < 0 and self.last_time < self.error_time + 0.5 else None
+
     def last_error(self, code: int) -> str:
-        """What explains the exit code: the traceback that led to a 1, the stack at a signal, and
-        otherwise the last lines of the output."""
+        """What explains the exit code: the traceback that led to it, the stack at a signal, or
+        the last lines of the output."""
         text = self.recent.decode(errors="replace")
-        if code == 1 and TRACEBACK in text:
+        if self.failed_at(code) and TRACEBACK in text:
             error = last_traceback(text)
         elif code < 0 and FATAL in text:
             return fatal_stack(text)[:ERROR_CHARS].strip()  # the most recent call is first
@@ -173,7 +183,7 @@ def main() -> int:
     log.close()
     report(
         event="exit", rank=rank, code=code, time=time.time(),
-        error_time=log.error_time if code == 1 else None,  # an uncaught exception exits with 1
+        error_time=log.failed_at(code),
         error=log.last_error(code) if code else "", log_problem=log.problem, attempt=attempt,
     )  # fmt: skip
     if code < 0:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from importlib import metadata
+from math import inf
 from pathlib import Path
 
 from .. import __version__
@@ -35,6 +36,7 @@ class Run:
         self.began = time.time()
         self.seconds = 0.0
         self._agents: dict[str, Process] = {}
+        self._ending_at = inf  # from then on, ranks end because they are told to
         self._lost: dict[str, float] = {}  # nodes whose agent was ended by a signal, and when
         self._reader = record.MetricsReader(run_dir)
         self._lock = threading.Lock()
@@ -193,6 +195,7 @@ class Run:
                 failed_at = now
             elif failed_at is not None and now > failed_at + GRACE_FAILED:
                 ending = "failed"
+        self._ending_at = time.time()
         if ending == "timed_out":
             self._ask_for_stacks(watch)
         if not over:
@@ -296,8 +299,8 @@ class Run:
         self.save()
 
     def _first_failure(self, codes: dict[str, int | None], expected: int) -> dict | None:
-        failed = [r for r in self.ranks if r.get("failed_at") and r["exit"]]
-        if self.ending == "timed_out" and not [r for r in failed if r["rank"] not in self.hung]:
+        failed = [r for r in self.ranks if r["exit"] and r.get("failed_at", inf) < self._ending_at]
+        if self.ending == "timed_out" and not failed:
             return self._hang(codes)
         first = min(failed, key=lambda r: r["failed_at"], default=None)
         lost = min(self._lost, key=self._lost.get, default=None)
@@ -319,12 +322,14 @@ class Run:
             }
         if self.ending == "stopped":
             return None
-        for name, code in codes.items():
+        for name in sorted(codes, key=lambda n: self._agents[n].ended_at or inf):
+            code = codes[name]
             if code not in (0, None):
                 words = record.read_log(self.dir, name).strip()
                 error = f"agent {describe_exit(code)}\n{last_error(words)}".strip()
-                lost = [r["rank"] for r in self.ranks if r["node"] == name]
-                return {"rank": lost[0] if lost else None, "node": name, "error": error}
+                # Those that never reported an end: their keeper was ended from outside.
+                ranks = [r["rank"] for r in self.ranks if r["node"] == name and r["why"] is None]
+                return {"rank": ranks[0] if ranks else None, "node": name, "error": error}
         if len(self.ranks) < expected:
             error = f"only {len(self.ranks)} of {expected} ranks ever ran"
             return {"rank": None, "node": None, "error": error}
