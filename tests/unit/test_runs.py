@@ -19,6 +19,7 @@ from outside import COUNT, ROOT, all_gone, eventually, running, stand_in, write
 from scalelab import cluster, runs
 from scalelab.cluster import UsageError
 from scalelab.runs import RunError, rank, record
+from scalelab.runs import run as watcher
 
 NO_VIRTUAL = cluster.virtual_problem()
 needs_virtual = pytest.mark.skipif(bool(NO_VIRTUAL), reason=NO_VIRTUAL or "-")
@@ -49,7 +50,13 @@ def hosts(request, clusters):
 
 
 @pytest.fixture
-def launch(tmp_path, hosts):
+def impatient(monkeypatch):
+    """After the first failure the other ranks get less time than usual to end by themselves."""
+    monkeypatch.setattr(watcher, "GRACE_FAILED", 1.0)
+
+
+@pytest.fixture
+def launch(tmp_path, hosts, impatient):
     """launch(script text, *args, **keywords of runs.launch) with the stand-in; ends what it began,
     and looks that nothing is left."""
     env, begun = stand_in(tmp_path / "stand in"), []
@@ -147,22 +154,23 @@ def test_environment_of_one_node_reaches_that_node_only(launch):
 EARLY_BUT_SLOW = """
 import atexit, os, sys, time
 if os.environ["RANK"] == "1":
-    atexit.register(time.sleep, 2)      # raises first, and takes its time to end
-    time.sleep(0.5)
+    atexit.register(time.sleep, float(sys.argv[1]))     # raises first, takes its time to end
     raise ValueError("the cause")
-time.sleep(1.2)
+time.sleep(0.5)
 raise ConnectionError("closed by peer")     # fails later, ends sooner
 """
 
 
-def test_first_failure_is_the_first_to_raise_not_the_first_to_end(launch):
-    run = launch(EARLY_BUT_SLOW).wait(30)
+@pytest.mark.parametrize("seconds, code", [(1.2, 1), (60, -signal.SIGTERM)])
+def test_first_failure_is_the_first_to_raise_not_the_first_to_end(launch, seconds, code):
+    run = launch(EARLY_BUT_SLOW, seconds).wait(30)
     assert run.status == "failed"
     assert (run.first_failure["rank"], run.first_failure["node"]) == (1, "node1")
     assert run.first_failure["error"].endswith("ValueError: the cause")
     assert "first failure: rank 1 on node1" in run.words()
     # must-fail: rank 0 failed too, and says so in its own log
     assert run.ranks[0]["exit"] == 1 and "closed by peer" in run.log(0)
+    assert run.ranks[1]["exit"] == code
 
 
 def test_a_traceback_that_was_dealt_with_is_not_the_failure(launch):
@@ -173,6 +181,8 @@ if os.environ["RANK"] == "0":
         {}["no harm"]
     except KeyError:
         traceback.print_exc()
+    time.sleep(0.7)
+    print("going on")
     time.sleep(30)      # ended by torchrun, on account of rank 1
 time.sleep(1)
 raise ValueError("the cause")
@@ -252,7 +262,7 @@ def test_kill_rank(launch):
 
 @pytest.mark.parametrize("victim", ["keeper", "agent"])
 def test_a_killed_keeper_or_agent_is_a_failure(launch, victim):
-    run = launch("import time; time.sleep(4)")
+    run = launch(SLEEP)
     assert started(run)
     if victim == "keeper":
         run._signal("node1", run.ranks[1]["keeper"], signal.SIGKILL, group=False)
@@ -265,7 +275,7 @@ def test_a_killed_keeper_or_agent_is_a_failure(launch, victim):
 
 @needs_virtual
 @pytest.mark.parametrize("kind", ["virtual", "local"])
-def test_kill_host_names_it_and_leaves_other_clusters_alone(tmp_path, kind):
+def test_kill_host_names_it_and_leaves_other_clusters_alone(tmp_path, kind, impatient):
     env, script = stand_in(tmp_path / "stand_in"), write(tmp_path / "s.py", COUNT)
     with cluster.start(kind, nodes=2) as one, cluster.start(kind, nodes=2) as other:
         dying = runs.launch(script, ["300", "0.1"], cluster=one, env=env, timeout=30,
@@ -287,7 +297,7 @@ def test_kill_host_names_it_and_leaves_other_clusters_alone(tmp_path, kind):
             assert dying.record()["nodes"] == living.record()["nodes"]
 
 
-def test_a_peer_that_fails_because_a_host_went_down_is_not_named(tmp_path, hosts):
+def test_a_peer_that_fails_because_a_host_went_down_is_not_named(tmp_path, hosts, impatient):
     """The survivor notices at once and says so; the host can say nothing any more."""
     env = stand_in(tmp_path / "stand_in")
     script = write(tmp_path / "s.py", """
