@@ -176,7 +176,10 @@ def main() -> None:
     client.set_inheritable(False)
     client_pid, separate = int(sys.argv[2]), sys.argv[3] == "virtual"
     # The socket says when the client is gone, unless a fork of the client holds its end too.
-    watched = [os.pidfd_open(client_pid)] if hasattr(os, "pidfd_open") else []
+    try:
+        watched = [os.pidfd_open(client_pid)]
+    except (AttributeError, OSError):  # not Linux, or one before 5.3; or the client is gone
+        watched = []
     if os.getppid() != client_pid:
         return
     try:
