@@ -108,7 +108,7 @@ my_tokens_per_step = None  # how many tokens do all ranks together take in, in o
 # %% [markdown]
 # ## 3. Run it with a button
 #
-# Press **Launch**. You will see, in this order:
+# Run the next cell, then press **Launch** in it. You will see, in this order:
 #
 # 1. *looking for each other*: on every machine a `torchrun` agent starts, and they meet. Importing PyTorch takes most of
 #    these seconds.
