@@ -21,6 +21,10 @@ KEEPER = Path(__file__).with_name("rank.py")
 # After the first failure the others get this long to end by themselves: their own last words
 # (a connection closed by its peer) are part of the lesson. Seconds.
 GRACE_FAILED, GRACE_STOP = 5.0, 3.0
+# A process that these end is gone before its keeper hears of it, and on a busy machine a peer can
+# have noticed and said so by then. Nobody dies of them in answer to a peer's failure, so such a
+# death counts as this much earlier. Seconds.
+NO_LAST_WORDS, SUDDEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL), 1.0
 
 
 class Run:
@@ -242,7 +246,8 @@ class Run:
                     entry["exit"] = event["code"]
                     # A traceback is older than the exit it leads to, by the time that Python
                     # takes to shut down; a peer can notice and exit sooner.
-                    entry["failed_at"] = event["error_time"] or event["time"]
+                    at = event["error_time"] or event["time"]
+                    entry["failed_at"] = at - SUDDEN if -event["code"] in NO_LAST_WORDS else at
                     entry["why"] = event["error"]
             if event["log_problem"]:
                 self.problems.append(f"rank {event['rank']}'s log: {event['log_problem']}")

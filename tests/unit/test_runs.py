@@ -192,6 +192,23 @@ raise ValueError("the cause")
     assert run.first_failure["error"].endswith("ValueError: the cause")
 
 
+def test_a_peer_that_is_quicker_than_the_news_of_a_kill_is_not_named(launch):
+    """A helper holds the dead script's pipe, so that its keeper takes a moment to notice."""
+    run = launch("""
+import os, signal, subprocess, time
+flag = os.path.join(os.environ["SCALELAB_RUN_DIR"], "down")
+if os.environ["RANK"] == "1":
+    subprocess.Popen(["sleep", "1"])
+    open(flag, "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+while not os.path.exists(flag):
+    time.sleep(0.005)
+raise ConnectionError("closed by peer")
+""").wait(30)  # fmt: skip
+    assert run.ranks[0]["exit"] == 1
+    assert run.first_failure == {"rank": 1, "node": "node1", "error": "was ended by SIGKILL"}
+
+
 def test_chained_tracebacks_are_told_whole(launch):
     run = launch("""
 try:
