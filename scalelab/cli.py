@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 
@@ -18,7 +19,10 @@ from .runs import Run, RunError
 
 LOG_LINES, LINE_CHARS = 200, 1000  # of each rank's log, printed at the end
 SWITCHES = ("--json", "--help", "--version")  # flags without a value
-EPILOG = "Exit status: 0 done, 1 it failed (the first failing rank is named), 2 bad usage."
+EPILOG = (
+    "Exit status: 0 done, 1 it failed (the first failing rank is named), 2 bad usage, 130 stopped "
+    "by Ctrl-C. With --json there is no object where no run was started."
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,6 +35,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the `scalelab` command."""
+    _open_outputs()
     parser = _parser()
     args, unknown = parser.parse_known_args(
         _join_negatives(sys.argv[1:] if argv is None else argv)
@@ -43,17 +48,30 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return args.function(args)
     except UsageError as e:
-        print(f"scalelab {args.command}: {e}", file=sys.stderr)
+        say(f"scalelab {args.command}: {e}")
         return 2
     except (ClusterError, RunError) as e:
-        print(f"scalelab {args.command}: {e}", file=sys.stderr)
+        say(f"scalelab {args.command}: {e}")
         return 1
     except KeyboardInterrupt:
-        print(f"scalelab {args.command}: interrupted; nothing is left running", file=sys.stderr)
+        say(f"scalelab {args.command}: interrupted; nothing is left running")
         return 130
     except BrokenPipeError:  # the reader of our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
+    except OSError as e:
+        say(f"scalelab {args.command}: {e}")
+        return 1
+
+
+def _open_outputs() -> None:
+    """A closed stderr must not make stdout hold what was for it; a terminal of few characters
+    must not end a run in an error."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
+        elif hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="replace")
 
 
 def _join_negatives(argv: list[str]) -> list[str]:
@@ -65,7 +83,7 @@ def _join_negatives(argv: list[str]) -> list[str]:
         takes_value = flag.startswith("--") and "=" not in flag and flag not in SWITCHES
         if takes_value and re.match(r"-[\d.]", arg):
             joined[-1] = f"{flag}={arg}"
-        elif i and not takes_value and not arg.startswith("-"):
+        elif arg == "--" or (i and not takes_value and not arg.startswith("-")):
             return joined + argv[i:]
         else:
             joined.append(arg)
@@ -73,13 +91,14 @@ def _join_negatives(argv: list[str]) -> list[str]:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="scalelab", description="Distributed training on emulated hosts.")
+    parser = Parser(prog="scalelab", description="Distributed training on emulated hosts.",
+                    allow_abbrev=False)  # fmt: skip
     parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="version", version=f"scalelab {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
 
     run = commands.add_parser(
-        "run", help="real torchrun on every node of a cluster", epilog=EPILOG,
+        "run", allow_abbrev=False, help="real torchrun on every node of a cluster", epilog=EPILOG,
         description="Start SCRIPT under torchrun on every node, follow it, and record it.",
     )  # fmt: skip
     add_cluster_flags(run)
@@ -97,7 +116,7 @@ def _parser() -> Parser:
     run.set_defaults(function=do_run, parser=run)
 
     clean = commands.add_parser(
-        "clean", help="end this user's own leftovers, and nobody else's",
+        "clean", allow_abbrev=False, help="end this user's own leftovers, and nobody else's",
         description="End processes of clusters of yours whose notebook or command is gone.",
     )  # fmt: skip
     clean.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -136,9 +155,14 @@ def start_cluster(args: argparse.Namespace, ranks: int) -> cluster.Cluster:
 def do_run(args: argparse.Namespace) -> int:
     """`scalelab run`."""
     node_env = _node_env(args.node_env, args.nodes)
-    if not os.path.isfile(args.script):  # before anything is started
-        raise UsageError(f"script {args.script!r}: no such file")
+    # Before anything is started; launch() would refuse these too.
+    runs.read_script(args.script)
     runs.check_count("nproc-per-node", args.nproc_per_node)
+    runs.check_timeout(args.timeout)
+    for settings in node_env.values():
+        runs.check_env(settings)
+    if args.run_dir == "":
+        raise UsageError("--run-dir '': use the path of a directory")
     # `kill` and a closed terminal end a run like Ctrl-C does.
     for sig in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, _interrupt)
@@ -152,6 +176,8 @@ def do_run(args: argparse.Namespace) -> int:
             _follow(run)
         except KeyboardInterrupt:
             interrupted = True
+            for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(sig, signal.SIG_IGN)  # it is being done, in bounded time
             say("stopping …")
             run.stop()
     _show(run, to=sys.stderr if args.json else sys.stdout)
@@ -180,7 +206,8 @@ def _follow(run: Run) -> None:
     while not run.done:
         run.wait(0.25 if live else 1.0)
         if live:
-            print(f"\r\033[K{run.words()}"[:200], end="", file=sys.stderr, flush=True)
+            width = shutil.get_terminal_size().columns - 1
+            print("\r\033[K" + run.words()[:width], end="", file=sys.stderr, flush=True)
     if live:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
@@ -207,7 +234,7 @@ def _node_env(values: list[str], nodes: int) -> dict[int, dict[str, str]]:
     for value in values:
         index, colon, setting = value.partition(":")
         name, equals, text = setting.partition("=")
-        if not (colon and equals and name and index.isdigit()):
+        if not (colon and equals and name and re.fullmatch("[0-9]+", index)):
             raise UsageError(f"--node-env {value!r}: use I:NAME=VALUE, such as 1:OMP_NUM_THREADS=2")
         if int(index) >= nodes:
             raise UsageError(f"--node-env {value!r}: there are nodes 0 to {nodes - 1}")
@@ -224,12 +251,9 @@ def _whole(text: str) -> int:
 
 def _seconds(text: str) -> float:
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < 1e7:
-        raise argparse.ArgumentTypeError(f"{text!r}: use a number of seconds above 0")
-    return value
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
 
 
 def _interrupt(*_) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import time
@@ -21,6 +20,7 @@ from functools import partial
 
 from . import probe, units
 from .channel import Channel, ClusterError, Process, UsageError
+from .firewall import find_nft
 from .leftovers import MARK, clean, client_mark
 from .link import Link
 from .probe import max_ranks, virtual_problem
@@ -62,9 +62,13 @@ class Node:
         `env` is added to the client's environment and this host's own. `admin`: with the rights
         of an administrator of this host. Raises ClusterError if it cannot be started.
         """
-        full = {**base_env(), MARK: client_mark(), **self.env, **(env or {})}
+        full = {**base_env(self.cluster.kind), MARK: client_mark(), **self.env, **(env or {})}
+        try:
+            cwd = cwd or os.getcwd()
+        except FileNotFoundError:
+            raise ClusterError("the current directory is gone; change to another") from None
         return self.cluster.channel.spawn(
-            self.name, out, err, argv=argv, env=full, cwd=cwd or os.getcwd(), admin=admin
+            self.name, out, err, argv=argv, env=full, cwd=cwd, admin=admin
         )
 
     def sh(self, command: str, timeout: float = 60) -> subprocess.CompletedProcess:
@@ -272,6 +276,11 @@ class Cluster:
         `namespace` ("pid:[…]"); -1 if it is gone."""
         return pid if self.kind == "local" else probe.outside_pid(pid, namespace)
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing of this cluster is left, by `close` or by its owner's death."""
+        return self.channel.closed.is_set()
+
     def close(self) -> None:
         """End every process and host of this cluster. Idempotent."""
         self.channel.close()
@@ -356,7 +365,7 @@ def capabilities() -> dict:
         "virtual": not why_not,
         "why_not": why_not,
         "delay": delay,
-        "firewall": not why_not and bool(shutil.which("nft", path=probe.search_path())),
+        "firewall": not why_not and bool(find_nft()),
         "cores": probe.cores(),
         "memory_gb": round(probe.memory_gb(), 1),
         "gpus": probe.gpus(),
@@ -387,10 +396,13 @@ def _parse_link(values: dict) -> dict:
     return parsed
 
 
-def base_env() -> dict[str, str]:
-    """The client's environment less what another torchrun or a test runner left in it."""
+def base_env(kind: str) -> dict[str, str]:
+    """The client's environment less what is not for a host: what another torchrun or a test runner
+    left in it, the real machine's interfaces, and (on an emulated host) its name and TMPDIR."""
     drop = {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK",
-            "MASTER_ADDR", "MASTER_PORT", "PYTEST_CURRENT_TEST"}  # fmt: skip
+            "MASTER_ADDR", "MASTER_PORT", "PYTEST_CURRENT_TEST",
+            "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME",
+            *(("HOSTNAME", "TMPDIR") if kind == "virtual" else ())}  # fmt: skip
     return {
         k: v for k, v in os.environ.items()
         if k not in drop and not k.startswith("TORCHELASTIC_")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 
 from . import wire
@@ -27,8 +29,19 @@ class UsageError(ValueError):
     """A value makes no sense; the message is one line: what is wrong and what is accepted."""
 
 
+class Answer(Future):
+    """What a request will be answered with."""
+
+    def result(self, timeout: float | None = None):
+        """As of a Future; a late answer is a ClusterError too."""
+        try:
+            return super().result(timeout)
+        except FutureTimeout:
+            raise ClusterError(f"no answer from the cluster after {timeout:g} s") from None
+
+
 class Process:
-    """A process started on a node. `pid` counts as that node counts; see `Node.outer_pid`."""
+    """A process started on a node. `pid` counts as that node counts; see `Cluster.outside_pid`."""
 
     def __init__(self, channel: Channel, node: str, pid: int) -> None:
         self.channel, self.node, self.pid = channel, node, pid
@@ -88,6 +101,7 @@ class Channel:
             said = {"event": "failed", "error": self._last_words()}
         except BaseException:  # Ctrl-C
             ours.close()  # the owner ends when it sees that
+            self.owner.wait(5)
             raise
         if said.get("event") != "ready":
             self.owner.wait()
@@ -101,9 +115,9 @@ class Channel:
         lines = self.stderr.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"the owner process ended with {self.owner.returncode}"
 
-    def ask(self, to: str | None, op: str, fds: tuple[int, ...] = (), **args) -> Future:
-        """Send a request; the Future holds its result or a ClusterError or UsageError."""
-        future: Future = Future()
+    def ask(self, to: str | None, op: str, fds: tuple[int, ...] = (), **args) -> Answer:
+        """Send a request; the Answer holds its result or a ClusterError or UsageError."""
+        future = Answer()
         with self.lock:
             if self.closed.is_set():
                 future.set_exception(ClusterError("the cluster is closed"))
@@ -114,11 +128,13 @@ class Channel:
         try:
             with self.sending:
                 wire.send(self.sock, {"id": number, "to": to, "op": op, "args": args}, fds)
-        except OSError:
+        except (OSError, TypeError, ValueError) as e:
             with self.lock:
                 unanswered = self.waiting.pop(number, None)
+            gone = isinstance(e, OSError) and e.errno in (errno.EPIPE, errno.ECONNRESET)
             if unanswered:
-                future.set_exception(ClusterError("the cluster's owner process is gone"))
+                why = "the cluster's owner process is gone" if gone else f"not sent: {e}"
+                future.set_exception(ClusterError(why))
         return future
 
     def spawn(self, node: str, out: int, err: int, **args) -> Process:

@@ -124,7 +124,9 @@ class Host:
             result = getattr(self, "do_" + request["op"])(*fds, **request.get("args", {}))
             reply["result"] = result
         except Exception as e:  # whatever went wrong belongs to the caller, not to this host
-            reply["error"] = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
+            reply["error"] = str(e)
+            if isinstance(e, OSError) and e.strerror:
+                reply["error"] = f"{e.filename}: {e.strerror}" if e.filename else e.strerror
             reply["type"] = type(e).__name__
         finally:
             for fd in fds:
@@ -173,7 +175,7 @@ class Host:
             stdout=out,
             stderr=err,
             cwd=cwd,
-            env={**env, **self.extra_env},
+            env={**self.extra_env, **env},
             start_new_session=True,
             preexec_fn=in_child,
         )

@@ -7,6 +7,7 @@ whose client is gone is a leftover. Nothing is ever found by its name.
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 MARK = "SCALELAB_CLIENT"
@@ -36,6 +37,14 @@ def _namespace() -> str:
     return os.readlink("/proc/self/ns/pid").strip("pid:[]") if sys.platform == "linux" else ""
 
 
+def is_alive(mark: str) -> bool:
+    """Whether the client of this mark still lives."""
+    try:
+        return client_mark(int(mark.partition(":")[0])) == mark
+    except (OSError, ValueError):
+        return False
+
+
 def leftovers() -> tuple[list[int], list[int]]:
     """PIDs of this user's processes in clusters: (whose client is gone, whose client lives)."""
     import psutil
@@ -50,14 +59,11 @@ def leftovers() -> tuple[list[int], list[int]]:
                 continue
         except (psutil.Error, OSError):
             continue  # it ended meanwhile, or is not ours to look at
-        pid, _, rest = mark.partition(":")
-        if rest.partition(":")[2] not in ("", _namespace()):
-            continue  # a client in another container: whether it lives cannot be seen from here
-        try:
-            lives = client_mark(int(pid)) == mark
-        except (OSError, ValueError):
-            lives = False
-        (alive if lives else gone).append(process.pid)
+        known = re.fullmatch(r"[0-9]+:[0-9.]+:([0-9]*)", mark)
+        if not known or known[1] not in ("", _namespace()):
+            # Not a mark of ours; or a client in another container, which cannot be seen from here.
+            continue
+        (alive if is_alive(mark) else gone).append(process.pid)
     return gone, alive
 
 
@@ -65,13 +71,14 @@ def clean() -> tuple[list[int], list[int]]:
     """End this user's leftovers. Returns (PIDs ended, PIDs of clusters in use, untouched)."""
     import psutil
 
-    ended, alive = leftovers()
+    found, alive = leftovers()
     processes = []
-    for pid in ended:
+    for pid in found:
         try:
             processes.append(psutil.Process(pid))
             os.kill(pid, 9)
         except (psutil.Error, OSError):
             pass
-    psutil.wait_procs(processes, timeout=5)
-    return ended, alive
+    _, waiting = psutil.wait_procs(processes, timeout=2)
+    left = {p.pid for p in waiting if p.is_running() and p.status() != psutil.STATUS_ZOMBIE}
+    return [pid for pid in found if pid not in left], alive

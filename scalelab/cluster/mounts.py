@@ -25,11 +25,15 @@ class View:
         # Opened before /dev/shm is covered below; stays reachable through /proc/self/fd.
         self.scratch = os.open(f"{scratch}/{name}", os.O_PATH | os.O_DIRECTORY)
         self._proc_and_sys()
-        linux.mount("tmpfs", "/dev/shm", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=1777")
+        # These lie in the owner's tmpfs, out of this host's sight once /dev/shm is covered. (Bound
+        # from a file that is then unlinked, a cluster inside this host could not bind over them.)
+        self.etc = f"{scratch}/{name}.etc"
+        os.makedirs(self.etc, exist_ok=True)
         self.own_hosts = self._own_file("/etc/hosts", "")
         self._own_file("/etc/hostname", f"{name}\n")
         # A resolver service of the real machine would answer before /etc/hosts on some systems.
         self._own_file("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
+        linux.mount("tmpfs", "/dev/shm", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=1777")
 
     def _proc_and_sys(self) -> None:
         try:
@@ -48,11 +52,10 @@ class View:
     def _own_file(self, path: str, text: str) -> bool:
         there = os.path.exists(path)
         if there:
-            mine = f"/dev/shm/.{os.path.basename(path)}"
+            mine = f"{self.etc}/{os.path.basename(path)}"
             with open(mine, "w") as f:
                 f.write(text)
             linux.bind(mine, path)
-            os.unlink(mine)
         return there
 
     def set_hosts(self, text: str) -> None:

@@ -106,8 +106,3 @@ def max_ranks() -> int:
     """How many ranks this machine can hold: two a core (beyond that one measures the scheduler),
     0.4 GB each (a rank with torch imported and a small model)."""
     return max(1, min(2 * cores(), int(memory_gb() / 0.4)))
-
-
-def search_path() -> str:
-    """PATH with the administrators' directories, which an ordinary user's PATH may lack."""
-    return os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])

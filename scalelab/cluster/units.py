@@ -1,4 +1,4 @@
-"""Words for link settings and sizes ("1gbit", "5ms", "0.1%", "64M") to numbers, and back.
+"""Words for link settings and sizes ("1gbit", "5ms", "0.1%", "64M") to numbers.
 
 Every parser raises ValueError with one line: what is wrong and what is accepted.
 Rates are in bits per second with decimal prefixes (1 gbit = 10**9 bits), as network
@@ -54,7 +54,7 @@ def parse_rate(text) -> int | None:
         return None
     value, unit = _split("rate", text, _RATE_OK)
     if unit not in _RATE:
-        problem = f"unknown unit {unit!r}" if unit else "no unit"
+        problem = f"unknown unit {unit!r}" if unit else "zero" if value == 0 else "no unit"
         raise ValueError(f"rate {_show(text)}: {problem}; {_RATE_OK}")
     bits = value * _RATE[unit]
     if not RATE_MIN <= bits <= RATE_MAX:
@@ -113,22 +113,3 @@ def parse_mtu(text, *, what: str = "mtu") -> int:
     if unit or value != int(value) or not MTU_MIN <= value <= MTU_MAX:
         raise ValueError(f"{what} {_show(text)}: {_MTU_OK}")
     return int(value)
-
-
-def format_rate(bits: int | None) -> str:
-    """What parse_rate reads: "1gbit", "2.5gbit", "unlimited"."""
-    if bits is None:
-        return "unlimited"
-    for unit in ("tbit", "gbit", "mbit", "kbit"):
-        if bits >= _RATE[unit]:
-            return f"{bits / _RATE[unit]:.10g}{unit}"
-    return f"{bits}bit"
-
-
-def format_delay(seconds: float) -> str:
-    """What parse_delay reads: "5ms", "200us", "1.5s", "0ms"."""
-    if seconds >= 1:
-        return f"{seconds:.6g}s"
-    if seconds >= 1e-3 or seconds == 0:
-        return f"{seconds * 1e3:.6g}ms"
-    return f"{seconds * 1e6:.6g}us"

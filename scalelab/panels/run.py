@@ -68,6 +68,8 @@ class RunPanel:
         cluster="auto",
         args=(),
     ):
+        if isinstance(args, str):
+            raise clusters.UsageError(f"args {args!r}: use a list, such as {args.split()!r}")
         self.script, self.args, self.kind = str(script), tuple(map(str, args)), cluster
         self.last = None  # the last Run that was launched from here
         # An event, not Thread.join: once interrupted, that takes a live thread for a dead one.
@@ -220,7 +222,9 @@ class RunPanel:
             return capital(run.words())
         first = run.first_failure
         if not first:
-            return f"{WORDS[run.status]}: {str(self._error).splitlines()[0]}"
+            # Also where torchrun was content and fewer steps were reported than asked for.
+            status = "failed" if run.status == "succeeded" else run.status
+            return f"{WORDS[status]}: {str(self._error).splitlines()[0]}"
         lines = (first["error"] or "").strip().splitlines()
         why = f": {lines[-1]}" if lines else ", without a traceback"
         return f"{WORDS[run.status]}. {capital(runs.who(first))} failed first{why}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shlex
 import sys
@@ -16,7 +17,9 @@ import time
 from pathlib import Path
 
 from ..cluster import Cluster, UsageError
+from ..cluster.leftovers import client_mark
 from ..cluster.probe import gpus
+from .failure import who
 from .record import (
     RunError,
     home,
@@ -26,12 +29,17 @@ from .record import (
     read_manifest,
     read_metrics,
 )  # fmt: skip
-from .run import KEEPER, Run, versions, who
+from .run import KEEPER, Run, versions
 
 __all__ = [
     "Run", "RunError", "home", "launch", "merge_metrics", "read_log", "read_manifest",
     "read_metrics", "resume", "who",
 ]  # fmt: skip
+
+
+# What a rank's keeper is told; a run could not be followed with other values.
+OWN_NAMES = {"SCALELAB_RUN_DIR", "SCALELAB_NODE", "SCALELAB_METRICS", "SCALELAB_TIED",
+             "SCALELAB_SAFE_PATH", "SCALELAB_CLIENT"}  # fmt: skip
 
 
 def launch(
@@ -53,24 +61,34 @@ def launch(
     a new directory under $SCALELAB_HOME/runs). Raises UsageError, in one line, for a value that
     makes no sense or a directory that cannot be used.
     """
-    path = Path(script).expanduser().absolute()
-    if not path.is_file():
-        raise UsageError(f"script {str(script)!r}: no such file")
+    path, _ = read_script(script)
+    if isinstance(args, str):
+        raise UsageError(f"args {args!r}: use a list, such as {args.split()!r}")
     check_count("ranks a node", nproc_per_node)
-    if not timeout > 0:
-        raise UsageError(f"timeout {timeout!r}: use a number of seconds above 0")
-    for index in node_env or {}:
-        if not 0 <= index < len(cluster.nodes):
+    check_timeout(timeout)
+    for index, settings in [*(node_env or {}).items(), (0, env or {})]:
+        if index not in range(len(cluster.nodes)):
             last = len(cluster.nodes) - 1
             raise UsageError(f"environment for node {index}: there are nodes 0 to {last}")
+        check_env(settings)
     run_id = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
     directory = make_run_dir(Path(run_dir) if run_dir else home() / "runs" / run_id)
     if (directory / "manifest.json").exists():
         raise UsageError(f"run directory {directory}: holds a run already; use another")
     return _launch(
-        path, list(args), cluster, nproc_per_node, timeout, directory, run_id,
+        path, [str(arg) for arg in args], cluster, nproc_per_node, timeout, directory, run_id,
         {i: dict(v) for i, v in (node_env or {}).items()}, dict(env or {}), max_restarts, 1,
     )  # fmt: skip
+
+
+def read_script(script: str | Path) -> tuple[Path, bytes]:
+    """A script's absolute path and what it holds. Raises UsageError if it cannot be read."""
+    try:
+        path = Path(script).expanduser().absolute()
+        return path, path.read_bytes()
+    except (OSError, RuntimeError, ValueError) as e:
+        why = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
+        raise UsageError(f"script {str(script)!r}: {why[:1].lower()}{why[1:]}") from None
 
 
 def resume(run_dir: str | Path, *, cluster: Cluster, timeout: float = 600) -> Run:
@@ -80,8 +98,12 @@ def resume(run_dir: str | Path, *, cluster: Cluster, timeout: float = 600) -> Ru
     The cluster may have another number of nodes. Raises RunError if it is not a run's directory.
     """
     old = read_manifest(run_dir)
+    if old["status"] == "running":
+        raise UsageError(f"run directory {run_dir}: this run is still going on")
+    check_timeout(timeout)
+    path, _ = read_script(old["script"])
     return _launch(
-        Path(old["script"]), old["args"], cluster, old["nproc_per_node"], timeout,
+        path, old["args"], cluster, old["nproc_per_node"], timeout,
         make_run_dir(Path(run_dir)), old["run"],
         {int(i): v for i, v in old["node_env"].items() if int(i) < len(cluster.nodes)},
         old["env"], old["max_restarts"], old["attempt"] + 1,
@@ -92,6 +114,24 @@ def check_count(what: str, value: int) -> None:
     """Raises UsageError unless `value` is a whole number from 1 to 1024."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1024:
         raise UsageError(f"{what} {value!r}: use a whole number from 1 to 1024")
+
+
+def check_timeout(seconds: float) -> None:
+    """Raises UsageError unless `seconds` is a number above 0."""
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds < 1e7:
+        raise UsageError(f"timeout {seconds!r}: use a number of seconds above 0")
+
+
+def check_env(settings: dict[str, str]) -> None:
+    """Raises UsageError for what cannot be a variable of a rank, or is ScaleLab's own."""
+    for name, value in settings.items():
+        if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name:
+            raise UsageError(f"environment {name!r}={value!r}: use a name and a text")
+        if "\0" in name + value:
+            raise UsageError(f"environment {name!r}: a null byte cannot be passed on")
+        if name in OWN_NAMES:
+            raise UsageError(f"environment {name}: this name is taken by ScaleLab itself")
 
 
 def _launch(script, args, cluster, nproc, timeout, directory, run_id, node_env, env,
@@ -121,6 +161,9 @@ def _launch(script, args, cluster, nproc, timeout, directory, run_id, node_env, 
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "SCALELAB_RUN_DIR": str(directory),
             "SCALELAB_NODE": node.name,
+            # `python -m` would import a random.py of the learner's directory in torch's place.
+            **({} if "PYTHONSAFEPATH" in os.environ else
+               {"PYTHONSAFEPATH": "1", "SCALELAB_SAFE_PATH": "1"}),
             **_devices(node.index, nproc, len(cluster.nodes)),
             **({"SCALELAB_TIED": "1"} if local else {}),
             **({"GLOO_SOCKET_IFNAME": _loopback()} if local else {}),
@@ -130,7 +173,7 @@ def _launch(script, args, cluster, nproc, timeout, directory, run_id, node_env, 
     by_hand = ["torchrun", *torchrun, str(script), *args]
     manifest = {
         "run": run_id, "attempt": attempt, "script": str(script), "args": args,
-        "script_sha256": hashlib.sha256(script.read_bytes()).hexdigest(),
+        "script_sha256": hashlib.sha256(read_script(script)[1]).hexdigest(),
         "command": shlex.join(by_hand), "agents": commands, "env": env,
         "node_env": {str(i): v for i, v in node_env.items()},
         "seed": _seed(args), "versions": versions(), "cluster": cluster.kind,
@@ -138,12 +181,18 @@ def _launch(script, args, cluster, nproc, timeout, directory, run_id, node_env, 
         "racks": cluster.racks, "nproc_per_node": nproc, "max_restarts": max_restarts,
         "nodes": [{"name": n.name, "addr": n.addr} for n in cluster.nodes],
         "world_size": nproc * len(cluster.nodes), "timeout": timeout, "began": time.time(),
+        "client": client_mark(),
     }  # fmt: skip
     run = Run(cluster, directory, manifest)
     run.save()
     if run.problems:
         raise UsageError(f"run directory {directory}: {run.problems[0]}")
-    run._start(commands, envs, timeout)
+    try:
+        run._start(commands, envs, timeout)
+    except BaseException:
+        run.status = "failed"
+        run.save()
+        raise
     return run
 
 
@@ -166,7 +215,7 @@ def _seed(args: list[str]) -> int | None:
     """The value of a script's --seed, for the record."""
     words = [part for arg in args for part in arg.split("=", 1)]
     for flag, value in zip(words, words[1:]):
-        if flag == "--seed" and value.lstrip("-").isdigit():
+        if flag == "--seed" and re.fullmatch(r"-?[0-9]+", value):
             return int(value)
     return None
 

@@ -21,9 +21,11 @@ import sys
 import time
 
 MARK = "\x1escalelab "  # begins a report on the agent's stderr; no program prints it by chance
+MARKED = rb"\[rank\d+\]: Traceback \(most recent call last\)"
 TRACEBACK, FATAL = "Traceback (most recent call last)", "Fatal Python error: "
 HEAD_BYTES, TAIL_BYTES = 16 << 20, 1 << 20  # of a log that is too long: kept from each end
 ERROR_CHARS = 2400
+DRAIN_SECONDS = 1.0  # for what a script had printed when it ended, if a helper of it prints on
 ATOMIC_BYTES = 4096  # of a write to a pipe, on Linux; ranks of one node share the pipe
 
 
@@ -67,6 +69,7 @@ class Log:
         self.problem = ""
         self.error_time: float | None = None  # when the last traceback began to appear
         self.last_time = 0.0  # of any output
+        self.closed_time = 0.0  # when the script had ended
         self.recent = b""
         try:
             self.file = open(path, "ab", buffering=0)
@@ -96,6 +99,7 @@ class Log:
                 self.problem = self.problem or f"{self.file.name}: {e.strerror}"
 
     def close(self) -> None:
+        self.closed_time = time.time()
         if self.tail:
             gone = self.overflow - self.tail_bytes
             note = f"\n… {gone:,} bytes of output not kept …\n" if gone else ""
@@ -103,11 +107,17 @@ class Log:
 
     def failed_at(self, code: int) -> float | None:
         """When the traceback that ended the script appeared; None if none did."""
-        if self.error_time is None or code == 1:  # an uncaught exception exits with 1 …
+        if self.error_time is None or code > 1:  # an uncaught exception exits with 1 …
+            return None
+        # … or hangs on its way out and is ended by a signal. torch.distributed marks what nobody
+        # caught; without its mark, a script that dealt with an exception goes on talking, or goes
+        # on for a while, and one that did not ends in silence and soon.
+        marks = [m.start() for m in re.finditer(MARKED, self.recent)]
+        if marks and self.recent.rfind(TRACEBACK.encode()) < marks[-1] + 64:
             return self.error_time
-        # … unless it hangs on its way out and is ended by a signal; it is silent then, while a
-        # script that dealt with an exception goes on talking.
-        return self.error_time if code < 0 and self.last_time < self.error_time + 0.5 else None
+        silent = self.last_time < self.error_time + 0.5
+        soon = self.closed_time < self.error_time + 2.0
+        return self.error_time if code == 1 and silent and soon else None
 
     def last_error(self, code: int) -> str:
         """What explains the exit code: the traceback that led to it, the stack at a signal, or
@@ -155,6 +165,8 @@ def main() -> int:
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
     for sig in (getattr(signal, n) for n in names):
         signal.signal(sig, lambda *_: None)
+    if "SCALELAB_SAFE_PATH" in env:  # was meant for the agent and for this process
+        del env["PYTHONSAFEPATH"], env["SCALELAB_SAFE_PATH"]
     child_env = {
         **env,
         "SCALELAB_METRICS": os.path.join(run_dir, "metrics", f"rank{rank}.jsonl"),
@@ -194,17 +206,21 @@ def main() -> int:
 
 
 def _copy(child: subprocess.Popen, log: Log) -> None:
-    """Output to the log until it ends, or the script has ended and a helper holds the pipe."""
+    """Output to the log until it ends, or the script has ended and a helper holds the pipe (which
+    may go on printing)."""
     fd = child.stdout.fileno()
-    while True:
+    over_at = None
+    while over_at is None or time.monotonic() < over_at + DRAIN_SECONDS:
         ready, _, _ = select.select([fd], [], [], 0.2)
         if ready:
             data = os.read(fd, 65536)
             if not data:
                 return
             log.add(data)
-        elif child.poll() is not None:
+        elif over_at is not None:
             return
+        if over_at is None and child.poll() is not None:
+            over_at = time.monotonic()
 
 
 def _in_child() -> None:

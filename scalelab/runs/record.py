@@ -23,8 +23,11 @@ import shutil
 from pathlib import Path
 
 from ..cluster import UsageError
+from ..cluster.leftovers import is_alive
 
 MIN_FREE = 32 << 20  # bytes
+MANIFEST_KEYS = {"run", "attempt", "script", "args", "nproc_per_node", "node_env", "env",
+                 "max_restarts", "status", "client"}  # fmt: skip
 
 
 class RunError(RuntimeError):
@@ -38,7 +41,10 @@ def home() -> Path:
 
 def make_run_dir(path: Path) -> Path:
     """Create a run's directory. Raises UsageError if it cannot be written or its disk is full."""
-    path = path.expanduser().absolute()
+    try:
+        path = path.expanduser().absolute()
+    except (RuntimeError, OSError) as e:  # ~nobody; the current directory was deleted
+        raise UsageError(f"run directory {path}: {e}") from None
     try:
         for sub in ("logs", "metrics"):
             (path / sub).mkdir(parents=True, exist_ok=True)
@@ -68,11 +74,18 @@ def write_json(path: Path, value: dict) -> None:
 
 
 def read_manifest(run_dir: str | Path) -> dict:
-    """A run's manifest. Raises RunError if the directory is not a run's."""
+    """A run's manifest; its status is "lost" where its launcher was killed before it could write
+    how it ended. Raises RunError if the directory is not a run's."""
+    problem = RunError(f"{run_dir}: not the directory of a run (no manifest.json of one)")
     try:
-        return json.loads((Path(run_dir) / "manifest.json").read_text())
+        manifest = json.loads((Path(run_dir) / "manifest.json").read_text())
     except (OSError, ValueError):
-        raise RunError(f"{run_dir}: not the directory of a run (no manifest.json)") from None
+        raise problem from None
+    if not isinstance(manifest, dict) or not MANIFEST_KEYS <= manifest.keys():
+        raise problem
+    if manifest["status"] == "running" and not is_alive(manifest["client"]):
+        manifest["status"] = "lost"  # whoever launched it was killed, and the run with it
+    return manifest
 
 
 class MetricsReader:
@@ -97,13 +110,24 @@ class MetricsReader:
                     value = json.loads(line)
                 except ValueError:
                     continue  # a rank killed in mid-line, then resumed
-                if isinstance(value, dict) and "step" in value:
+                if well_formed(value):
                     fresh.append(value)
         if fresh:
             self.lines = sorted(
                 [*self.lines, *fresh], key=lambda m: (m["step"], m.get("rank", 0))
             )
         return self.lines
+
+
+def well_formed(line) -> bool:
+    """Whether a line has what everything here relies on: whole step and rank, and a loss that is
+    a number if there is one. A script of the learner's own may write anything."""
+    return (
+        isinstance(line, dict)
+        and type(line.get("step")) is int
+        and type(line.get("rank", 0)) is int
+        and (line.get("loss") is None or type(line["loss"]) in (int, float))
+    )
 
 
 def read_metrics(run_dir: str | Path) -> list[dict]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..cluster import Cluster, ClusterError, Process
-from . import record
+from . import failure, record
 from .rank import MARK
 
 KEEPER = Path(__file__).with_name("rank.py")
@@ -39,9 +39,9 @@ class Run:
         self.problems: list[str] = []  # what went wrong beside the training, one line each
         self.began = time.time()
         self.seconds = 0.0
-        self._agents: dict[str, Process] = {}
-        self._ending_at = inf  # from then on, ranks end because they are told to
-        self._lost: dict[str, float] = {}  # nodes whose agent was ended by a signal, and when
+        self.agents: dict[str, Process] = {}
+        self.ending_at = inf  # from then on, ranks end because they are told to
+        self.lost: dict[str, float] = {}  # nodes whose agent was ended by a signal, and when
         self._reader = record.MetricsReader(run_dir)
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -80,9 +80,9 @@ class Run:
     def kill_host(self, index: int) -> None:
         """Pull the plug of one node."""
         node = self.cluster.node(index)
-        if node.name in self._agents and not self.done:
+        if node.name in self.agents and not self.done:
             # Its peers may notice, and fail, sooner than this process hears that it is down.
-            self._lost.setdefault(node.name, time.time())
+            self.lost.setdefault(node.name, time.time())
         node.kill()
 
     def metrics(self) -> list[dict]:
@@ -101,7 +101,10 @@ class Run:
     def words(self) -> str:
         """Its state in one line."""
         lines = self.metrics()
-        at = f", step {lines[-1]['step']}, loss {lines[-1]['loss']:.3f}" if lines else ""
+        at = ""
+        if lines:
+            loss = lines[-1].get("loss")
+            at = f", step {lines[-1]['step']}" + ("" if loss is None else f", loss {loss:.3f}")
         count = f"{len(self.ranks)} of {self.world_size} ranks"
         nodes = ", ".join(dict.fromkeys(r["node"] for r in self.ranks))
         if self.status == "running":
@@ -110,7 +113,7 @@ class Run:
             return f"running: {count} on {nodes}{at}"
         text = f"{self.status.replace('_', ' ')} after {self.seconds:.1f} s: {count}{at}"
         if self.first_failure and self.status == "failed":
-            text += f"; first failure: {who(self.first_failure)}"
+            text += f"; first failure: {failure.who(self.first_failure)}"
         return text
 
     def record(self) -> dict:
@@ -148,14 +151,14 @@ class Run:
                 r, w = os.pipe()
                 pipes.append(r)
                 try:
-                    self._agents[node.name] = node.spawn(
+                    self.agents[node.name] = node.spawn(
                         commands[node.name], out=w, err=w, env=envs[node.name]
                     )
                 finally:
                     os.close(w)
                 watch.register(r, selectors.EVENT_READ, _Lines(node.name, self.dir))
         except BaseException:
-            for agent in self._agents.values():
+            for agent in self.agents.values():
                 agent.signal(signal.SIGKILL, group=True)
             for r in pipes:
                 os.close(r)
@@ -168,9 +171,11 @@ class Run:
             self._follow(watch)
             self._finish()
         except Exception as e:  # a bug here must not leave a run that never ends
-            self.problems.append(f"the watcher failed: {type(e).__name__}: {e}")
-            self.status = "failed"
+            self.seconds, self.status = time.time() - self.began, "failed"
+            error = f"the watcher failed: {type(e).__name__}: {e}"
+            self.first_failure = {"rank": None, "node": None, "error": error}
             self._end_processes(0)
+            self.save()
         finally:
             for key in list(watch.get_map().values()):
                 os.close(key.fd)
@@ -184,10 +189,10 @@ class Run:
         ending: str | None = None
         while True:
             self._read(watch, 0.1)
-            for name, agent in self._agents.items():
+            for name, agent in self.agents.items():
                 if agent.ended.is_set() and agent.returncode < 0:
-                    self._lost.setdefault(name, agent.ended_at)
-            over = all(a.ended.is_set() for a in self._agents.values())
+                    self.lost.setdefault(name, agent.ended_at)
+            over = all(a.ended.is_set() for a in self.agents.values())
             if over or ending:
                 break
             now = time.time()
@@ -199,7 +204,7 @@ class Run:
                 failed_at = now
             elif failed_at is not None and now > failed_at + GRACE_FAILED:
                 ending = "failed"
-        self._ending_at = time.time()
+        self.ending_at = time.time()
         if ending == "timed_out":
             self._ask_for_stacks(watch)
         if not over:
@@ -208,7 +213,7 @@ class Run:
         self.ending = ending
 
     def _has_failed(self) -> bool:
-        if any(a.returncode not in (None, 0) for a in self._agents.values()):
+        if any(a.returncode not in (None, 0) for a in self.agents.values()):
             return True
         # With restarts left, a rank's end is the agent's to handle.
         return self.manifest["max_restarts"] == 0 and any(r["exit"] for r in self.ranks)
@@ -216,7 +221,7 @@ class Run:
     def _read(self, watch: selectors.BaseSelector, timeout: float) -> bool:
         if not watch.get_map():
             # Every pipe is at its end; the agents' exits are about to be told.
-            running = [a for a in self._agents.values() if not a.ended.is_set()]
+            running = [a for a in self.agents.values() if not a.ended.is_set()]
             if running:
                 running[0].wait(timeout)
             return False
@@ -269,15 +274,15 @@ class Run:
             self._read(watch, 0.1)
 
     def _end_processes(self, grace: float, watch: selectors.BaseSelector | None = None) -> None:
-        for agent in self._agents.values():
+        for agent in self.agents.values():
             agent.signal(signal.SIGTERM)
         until = time.time() + grace
-        while time.time() < until and not all(a.ended.is_set() for a in self._agents.values()):
+        while time.time() < until and not all(a.ended.is_set() for a in self.agents.values()):
             self._read(watch, 0.1) if watch else time.sleep(0.1)
         for entry in self.ranks:
             if entry["exit"] is None:
                 self._signal(entry["node"], entry["keeper"], signal.SIGKILL, group=True)
-        for agent in self._agents.values():
+        for agent in self.agents.values():
             agent.signal(signal.SIGKILL, group=True)
             agent.wait(10)
 
@@ -294,12 +299,11 @@ class Run:
 
     def _finish(self) -> None:
         self.seconds = time.time() - self.began
-        codes = {name: a.returncode for name, a in self._agents.items()}
+        codes = {name: a.returncode for name, a in self.agents.items()}
         for entry in self.ranks:
             if entry["exit"] is None:  # ended with its host or its keeper: by SIGKILL
                 entry["exit"] = -int(signal.SIGKILL)
-        expected = self.manifest["world_size"]
-        self.first_failure = self._first_failure(codes, expected)
+        self.first_failure = failure.first(self, codes)
         if self.ending in ("stopped", "timed_out"):
             self.status = self.ending
         else:
@@ -311,61 +315,6 @@ class Run:
         except OSError as e:
             self.problems.append(f"metrics.jsonl: {e.strerror}")
         self.save()
-
-    def _first_failure(self, codes: dict[str, int | None], expected: int) -> dict | None:
-        failed = [r for r in self.ranks if r["exit"] and r.get("failed_at", inf) < self._ending_at]
-        if self.ending == "timed_out" and not failed:
-            return self._hang(codes)
-        first = min(failed, key=lambda r: r["failed_at"], default=None)
-        lost = min(self._lost, key=self._lost.get, default=None)
-        if lost and self.ending != "stopped" and not (
-            first and first["failed_at"] < self._lost[lost]
-        ):  # fmt: skip
-            code = codes[lost]
-            down = not self.cluster_node(lost).up
-            error = "this host went down" if down else f"agent {describe_exit(code)}"
-            ranks = [r["rank"] for r in self.ranks if r["node"] == lost]
-            return {"rank": ranks[0] if ranks else None, "node": lost, "error": error}
-        if first:
-            why = first["why"] or ""
-            how = describe_exit(first["exit"])
-            return {
-                "rank": first["rank"],
-                "node": first["node"],
-                "error": why if why.startswith("Traceback") else f"{how}\n{why}".strip(),
-            }
-        if self.ending == "stopped":
-            return None
-        for name in sorted(codes, key=lambda n: self._agents[n].ended_at or inf):
-            code = codes[name]
-            if code not in (0, None):
-                words = record.read_log(self.dir, name).strip()
-                error = f"agent {describe_exit(code)}\n{last_error(words)}".strip()
-                # Those that never reported an end: their keeper was ended from outside.
-                ranks = [r["rank"] for r in self.ranks if r["node"] == name and r["why"] is None]
-                return {"rank": ranks[0] if ranks else None, "node": name, "error": error}
-        if len(self.ranks) < expected:
-            error = f"only {len(self.ranks)} of {expected} ranks ever ran"
-            return {"rank": None, "node": None, "error": error}
-        return None
-
-    def _hang(self, codes: dict) -> dict:
-        if not self.hung:
-            words = "; ".join(f"{n}: agent {describe_exit(c)}" for n, c in codes.items() if c)
-            return {
-                "rank": None, "node": None,
-                "error": f"timed out after {self.timeout:g} s with no rank running: the agents "
-                f"did not find each other (rendezvous). {words}".strip(),
-            }  # fmt: skip
-        first = next(r for r in self.ranks if r["rank"] == self.hung[0])
-        ranks = ", ".join(str(r) for r in self.hung)
-        stack = first["why"] or ""
-        at = stack.rfind("Fatal Python error: Aborted")
-        return {
-            "rank": first["rank"], "node": first["node"],
-            "error": f"timed out after {self.timeout:g} s; still running: rank {ranks}\n"
-            + (stack[at:] if at >= 0 else stack),
-        }  # fmt: skip
 
     def cluster_node(self, name: str):
         """The node of this name."""
@@ -421,32 +370,6 @@ class _Lines:
         if self.file:
             self.file.close()
             self.file = None
-
-
-def describe_exit(code: int | None) -> str:
-    """An exit code in words."""
-    if code is None:
-        return "did not end"
-    if code < 0:
-        try:
-            return f"was ended by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was ended by signal {-code}"
-    return f"exited with code {code}"
-
-
-def last_error(words: str) -> str:
-    """The line of an agent's log that says most: its last error, else its last line."""
-    lines = [line for line in words.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line]
-    return (errors or lines or [""])[-1]
-
-
-def who(failure: dict) -> str:
-    """"rank 1 on node1", as far as it is known."""
-    rank, node = failure["rank"], failure["node"]
-    text = "no rank" if rank is None else f"rank {rank}"
-    return f"{text} on {node}" if node else text
 
 
 def versions() -> dict[str, str]:

@@ -27,6 +27,7 @@ from outside import (
 )  # fmt: skip
 
 from scalelab import cluster
+from scalelab.cluster.leftovers import client_mark
 
 # DESIGN.md, command line
 KEYS = {"run", "dir", "cluster", "status", "world_size", "nodes", "ranks", "first_failure",
@@ -88,10 +89,14 @@ BAD = {
     "node-env without =": (["--node-env", "1:X", "S"], "I:NAME=VALUE"),
     "node-env without a node": (["--node-env", "X=1", "S"], "I:NAME=VALUE"),
     "node-env without a name": (["--node-env", "1:=1", "S"], "I:NAME=VALUE"),
+    "node-env of an odd digit": (["--node-env", "²:X=1", "S"], "I:NAME=VALUE"),
+    "node-env of a name that is taken": (["--node-env", "0:SCALELAB_NODE=z", "S"], "taken"),
+    "run directory of nobody": (["--run-dir", "~no_such_user/x", "S"], "run directory"),
+    "run directory of no name": (["--run-dir", "", "S"], "--run-dir"),
     "node-env below 0": (["--node-env", "-1:X=1", "S"], "I:NAME=VALUE"),
-    "timeout 0": (["--timeout", "0", "S"], "'0'"),
+    "timeout 0": (["--timeout", "0", "S"], "timeout 0"),
     "timeout in words": (["--timeout", "soon", "S"], "'soon'"),
-    "timeout that is no number": (["--timeout", "nan", "S"], "'nan'"),
+    "timeout that is no number": (["--timeout", "nan", "S"], "timeout nan"),
     "no such cluster": (["--cluster", "moon", "S"], "'moon'"),
     "a shaped link on local": (["--cluster", "local", "--rate", "1gbit", "S"], "rate"),
     "no such flag": (["--fast", "S"], "--fast"),
@@ -519,8 +524,10 @@ def test_clean_when_there_is_nothing(tmp_path):
 
 
 def test_clean_ends_leftovers_and_leaves_clusters_in_use(tmp_path):
+    namespace = client_mark().split(":")[2]
+    dead = f"1:0:{namespace}"  # PID 1, but not started at the boot's first tick
     leftover = subprocess.Popen(
-        ["sleep", "300"], env={**os.environ, "SCALELAB_CLIENT": "1:0.00"}, start_new_session=True
+        ["sleep", "300"], env={**os.environ, "SCALELAB_CLIENT": dead}, start_new_session=True
     )
     try:
         with cluster.start("local", nodes=1) as hosts:

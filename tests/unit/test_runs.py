@@ -152,8 +152,11 @@ def test_environment_of_one_node_reaches_that_node_only(launch):
 # Who failed first
 
 EARLY_BUT_SLOW = """
-import atexit, os, sys, time
+import atexit, os, sys, time, traceback
 if os.environ["RANK"] == "1":
+    # as torch.distributed does in every rank of a process group
+    sys.excepthook = lambda *e: print(*("[rank1]: " + line for line in
+        "".join(traceback.format_exception(*e)).splitlines()), sep=chr(10), file=sys.stderr)
     atexit.register(time.sleep, float(sys.argv[1]))     # raises first, takes its time to end
     raise ValueError("the cause")
 time.sleep(0.5)
@@ -189,6 +192,22 @@ raise ValueError("the cause")
 """, nproc_per_node=2).wait(30)  # fmt: skip
     assert run.status == "failed" and "no harm" in run.log(0)
     assert run.first_failure["rank"] in (1, 2, 3)
+    assert run.first_failure["error"].endswith("ValueError: the cause")
+
+
+def test_a_traceback_long_before_an_exit_with_1_is_not_the_failure(launch):
+    run = launch("""
+import os, sys, time, traceback
+if os.environ["RANK"] == "0":
+    try:
+        {}["no harm"]
+    except KeyError:
+        traceback.print_exc()
+    time.sleep(4)       # in silence
+    sys.exit(1)
+time.sleep(1.5)
+raise ValueError("the cause")
+""").wait(30)  # fmt: skip
     assert run.first_failure["error"].endswith("ValueError: the cause")
 
 
@@ -293,7 +312,7 @@ def test_a_killed_keeper_or_agent_is_a_failure(launch, victim):
     if victim == "keeper":
         run._signal("node1", run.ranks[1]["keeper"], signal.SIGKILL, group=False)
     else:
-        run._agents["node1"].signal(signal.SIGKILL)
+        run.agents["node1"].signal(signal.SIGKILL)
     run.wait(30)
     assert run.status == "failed" and run.first_failure["node"] == "node1"
     assert run.first_failure["rank"] == 1
@@ -413,8 +432,47 @@ def test_resume_goes_on_in_the_same_directory(launch, hosts):
 
 
 def test_resume_needs_a_run(tmp_path, hosts):
-    with pytest.raises(RunError, match="not the directory of a run"):
-        runs.resume(tmp_path, cluster=hosts)
+    for manifest in (None, "[1]", '{"run": "x"}', "not json"):
+        if manifest:
+            write(tmp_path / "manifest.json", manifest)
+        with pytest.raises(RunError, match="not the directory of a run"):
+            runs.resume(tmp_path, cluster=hosts)
+
+
+def test_a_run_that_goes_on_is_not_resumed_and_one_whose_launcher_died_is_lost(launch, hosts):
+    run = launch("import time; time.sleep(30)")
+    with pytest.raises(UsageError, match="still going on"):
+        runs.resume(run.dir, cluster=hosts)
+    run.stop()
+    manifest = runs.read_manifest(run.dir)
+    assert manifest["status"] == "stopped"
+    manifest.update(status="running", client="1:1:")
+    record.write_json(run.dir / "manifest.json", manifest)
+    assert runs.read_manifest(run.dir)["status"] == "lost"
+
+
+def test_numbers_among_the_arguments_are_fine(launch):
+    run = launch("import sys; print(sys.argv[1:])", "--steps", 5, "--seed", "²").wait(30)
+    assert run.log(0) == "['--steps', '5', '--seed', '²']\n" and run.status == "succeeded"
+
+
+def test_odd_metrics_do_not_end_a_good_run(launch):
+    run = launch("""
+import os
+lines = ['{"step": 1, "rank": 0}', '{"step": "a"}', '{"step": 2, "loss": "low"}', "[1]", ""]
+open(os.environ["SCALELAB_METRICS"], "a").write(chr(10).join(lines))
+""").wait(30)  # fmt: skip
+    assert run.status == "succeeded" and "step 1" in run.words()
+    assert {m["step"] for m in run.metrics()} == {1}
+
+
+def test_a_closed_cluster_is_told_from_a_host_that_went_down(tmp_path):
+    with cluster.start("local", nodes=1) as c:
+        script = write(tmp_path / "s.py", "import time; time.sleep(60)")
+        run = runs.launch(script, cluster=c, env=stand_in(tmp_path), run_dir=tmp_path / "run")
+        assert eventually(lambda: run.ranks)
+    assert run.wait(20).status == "failed"
+    assert run.first_failure["error"] == "the cluster was closed"
 
 
 # What launch refuses, in one line, before anything is started
@@ -431,7 +489,12 @@ def test_resume_needs_a_run(tmp_path, hosts):
         ({"timeout": float("nan")}, "timeout nan"),
         ({"node_env": {2: {}}}, "nodes 0 to 1"),
         ({"node_env": {-1: {}}}, "nodes 0 to 1"),
+        ({"timeout": "5"}, "timeout '5'"),
         ({"script": "no such.py"}, "no such file"),
+        ({"script": "."}, "is a directory"),
+        ({"args": "--steps 5"}, "['--steps', '5']"),
+        ({"env": {"A": 1}}, "'A'=1"),
+        ({"env": {"SCALELAB_NODE": "x"}}, "taken"),
         ({"run_dir": __file__}, "run directory"),
     ],
 )
@@ -513,6 +576,16 @@ def test_keeper_does_not_wait_for_a_helper_that_holds_the_pipe(keep):
     _, _, log = keep("import subprocess; p = subprocess.Popen(['sleep', '5']); print(p.pid)")
     assert time.monotonic() - began < 4
     os.kill(int(log), signal.SIGKILL)
+
+
+def test_keeper_does_not_wait_for_a_helper_that_goes_on_printing(keep):
+    began = time.monotonic()
+    keep("""
+import subprocess, sys
+subprocess.Popen([sys.executable, "-uc", "import time" + chr(10) +
+                  "for _ in range(120): print(1); time.sleep(0.05)"])
+""")
+    assert time.monotonic() - began < 5
 
 
 def test_log_keeps_both_ends(tmp_path, monkeypatch):

@@ -76,18 +76,3 @@ def test_what_means_nothing_is_refused(parse, value):
     said = str(e.value)
     assert "accepted: " in said
     assert len(said.splitlines()) == 1 and len(said) < 300
-
-
-@pytest.mark.parametrize("bits", [None, 10**4, 10**8, 25 * 10**8, 123_456_789, 10**12])
-def test_a_rate_survives_being_written(bits):
-    assert units.parse_rate(units.format_rate(bits)) == bits
-
-
-@pytest.mark.parametrize("seconds", [0.0, 50e-6, 0.0002, 0.005, 0.0125, 1.5])
-def test_a_delay_survives_being_written(seconds):
-    assert math.isclose(units.parse_delay(units.format_delay(seconds)), seconds)
-
-
-def test_written_for_people():
-    assert units.format_rate(25 * 10**8) == "2.5gbit" and units.format_rate(None) == "unlimited"
-    assert units.format_delay(0.0) == "0ms" and units.format_delay(0.0002) == "200us"
