@@ -53,18 +53,21 @@ class Node:
         *,
         out: int,
         err: int,
+        stdin: int | None = None,
         env: dict | None = None,
         cwd: str | None = None,
         admin: bool = False,
     ) -> Process:
-        """Start `argv` on this host, output going to the open file descriptors `out` and `err`.
+        """Start `argv` on this host, output going to the open file descriptors `out` and `err`,
+        input (if any) coming from `stdin`.
 
         `env` is added to the client's environment and this host's own. `admin`: with the rights
         of an administrator of this host. Raises ClusterError if it cannot be started.
         """
         full = {**base_env(), MARK: client_mark(), **self.env, **(env or {})}
+        files = (out, err) if stdin is None else (out, err, stdin)
         return self.cluster.channel.spawn(
-            self.name, out, err, argv=argv, env=full, cwd=cwd or os.getcwd(), admin=admin
+            self.name, files, argv=argv, env=full, cwd=cwd or os.getcwd(), admin=admin
         )
 
     def sh(self, command: str, timeout: float = 60) -> subprocess.CompletedProcess:
