@@ -154,7 +154,8 @@ def _say_raised(f: Rank, n: int) -> None:
 def _own_lines(stack: str) -> str:
     """The frames of a faulthandler stack that are the learner's, innermost first."""
     lines = [line for line in stack.splitlines() if line.lstrip().startswith("File")]
-    own = [n for n in lines if "site-packages" not in n and "/scalelab/" not in n]
+    foreign = ("site-packages", "/scalelab/", "<frozen")
+    own = [n for n in lines if not any(f in n for f in foreign)]
     return "\n".join((own or lines)[:6])
 
 

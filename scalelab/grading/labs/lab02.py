@@ -119,7 +119,7 @@ EXERCISES = [
             "Reduce-scatter: in round k, send chunk (rank - k) % n to the right, receive chunk "
             "(rank - k - 1) % n from the left and add it. After n-1 rounds rank r owns chunk "
             "(r + 1) % n.",
-            "All-gather: the same round and direction, but what arrives replaces the chunk. And let "
+            "All-gather: the same round and direction, but what arrives replaces the chunk. Let "
             "isend start before recv waits, or all wait for ever.",
         ),
         judge=judge_ring,
