@@ -41,7 +41,7 @@ def check(exercise_id: str, answer: Any) -> Verdict:
     exercise = find(exercise_id)
     began = time.monotonic()
     try:
-        import cloudpickle  # a function of a notebook has no module that a fresh process could import
+        import cloudpickle  # a notebook's function has no module that a process could import
 
         raw = cloudpickle.dumps(answer)
     except Exception as e:
@@ -90,7 +90,7 @@ def _try(exercise: Exercise, raw: bytes) -> dict:
             process = host.node(0).spawn(
                 [sys.executable, "-m", "scalelab.grading.bench"],
                 out=w, err=errors.fileno(), stdin=job.fileno(),
-                env={"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                env={"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )  # fmt: skip
             os.close(w)
             w = -1

@@ -133,8 +133,9 @@ def raise_if_broken(found: list[Rank]) -> None:
     hung = [f for f in found if f.hung]
     if hung:
         names = ", ".join(str(f.rank) for f in hung)
+        stack = _own_lines(hung[0].where)
         raise Wrong(f"rank {names} of {n} never returned (a hang, ended by the checker). Where "
-                    f"rank {hung[0].rank} stood:\n{_own_lines(hung[0].where)}".rstrip())  # fmt: skip
+                    f"rank {hung[0].rank} stood:\n{stack}".rstrip())  # fmt: skip
     for f in lost:
         _say_raised(f, n)
     for f in found:
