@@ -23,12 +23,13 @@ from typing import Any
 from .. import cluster
 from . import progress
 from .exercise import Exercise, exercises, find
+from .notebook import find_notebook, grade, note_verdict
 from .question import Question, predict
 from .verdict import Verdict, Wrong
 
 __all__ = [
-    "Exercise", "Question", "Verdict", "Wrong", "check", "exercises", "find", "header", "hint",
-    "predict", "progress",
+    "Exercise", "Question", "Verdict", "Wrong", "check", "exercises", "find", "find_notebook",
+    "grade", "header", "hint", "predict", "progress", "summary",
 ]  # fmt: skip
 
 
@@ -48,6 +49,7 @@ def check(exercise_id: str, answer: Any) -> Verdict:
         found = {"passed": False, "message": f"this answer cannot be sent to a rank: {e}"}
     else:
         found = _try(exercise, raw)
+    note_verdict(exercise.id, found["passed"], found["message"])
     if found.get("stub"):
         raise NotImplementedError(found["message"])
     seconds = time.monotonic() - began
@@ -70,6 +72,25 @@ def hint(exercise_id: str) -> str:
 def header(exercise_id: str) -> str:
     """The line above an exercise: id, difficulty, minutes, target."""
     return find(exercise_id).header()
+
+
+def summary() -> dict:
+    """What is done and what is next: {"labs": {"02": {"passed": ["02.1"], "of": 5}, …},
+    "questions": right answers, "predictions": made, "next": the next exercise's id or None}."""
+    done = progress.passed()
+    labs: dict[str, dict] = {}
+    following = None
+    for exercise in exercises().values():
+        row = labs.setdefault(exercise.lab, {"passed": [], "of": 0})
+        row["of"] += 1
+        if exercise.id in done:
+            row["passed"].append(exercise.id)
+        elif following is None:
+            following = exercise.id
+    seen = progress.events()
+    right = {e["id"] for e in seen if e["event"] == "question" and e.get("correct")}
+    return {"labs": labs, "questions": len(right), "predictions": len(progress.predictions()),
+            "next": following}  # fmt: skip
 
 
 class Words(str):
