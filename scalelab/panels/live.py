@@ -144,6 +144,7 @@ def draw_loss(axes, view: View, lines: dict) -> None:
     last = max((steps[-1] for steps, _ in view.loss.values()), default=view.steps)
     # A long run's axis grows with it, or its first minute would be a line one pixel wide.
     axes.set_xlim(0, max(1, min(view.steps, max(60, 1.5 * last))))
+    axes.set_title(view.speed, loc="right", fontsize=9, color="0.35")
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("loss (nats per token)")
     axes.grid(True, color="0.9", linewidth=0.8)
@@ -172,7 +173,7 @@ def picture(view: View, dpi: int = 100) -> bytes:
     if len(view.ranks) > len(rows):
         table.append(("", f"and {len(view.ranks) - len(rows)} more ranks", "", "", ""))
     line, curve = 0.21, 2.9
-    top, bottom = line * (len(head) + 0.7), line * (len(table) + 0.8)
+    top, bottom = line * (len(head) + 1.2), line * (len(table) + 0.8)
     height = top + curve + bottom
     figure = Figure(figsize=(8.0, height))
     for i, (text, weight, colour) in enumerate(head):

@@ -70,8 +70,9 @@ class RunPanel:
     ):
         self.script, self.args, self.kind = str(script), tuple(map(str, args)), cluster
         self.last = None  # the last Run that was launched from here
-        self._thread = None
-        self._on = False
+        # An event, not Thread.join: once interrupted, that takes a live thread for a dead one.
+        self._idle = threading.Event()
+        self._idle.set()
         self._stop = threading.Event()
         self._error = None  # why the last launch did not succeed
         self._shown = None  # the run whose curve and logs are on show
@@ -86,30 +87,27 @@ class RunPanel:
 
     def launch(self) -> None:
         """Start a run with the fields' settings and return at once; nothing while one is on."""
-        if self._on:
+        if self.running:
             return
-        self._on = True
+        self._idle.clear()
         self._stop.clear()
         self._error = None
         settings = self._settings()
         self._busy(True)
-        self._thread = threading.Thread(
+        threading.Thread(
             target=self._work, args=(settings,), daemon=True, name="scalelab-panel"
-        )
-        self._thread.start()
+        ).start()
 
     def stop(self) -> None:
         """End the run now. Returns at once; the status says when it is over."""
-        if self._on:
+        if self.running:
             self._stop.set()
             self._stop_button.disabled = True
             self._say("Stopping.")
 
     def wait(self, timeout=None) -> bool:
         """Block until nothing is on, or `timeout` seconds. True when nothing is on."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-        return not self.running
+        return self._idle.wait(timeout)
 
     def run(self):
         """Launch, wait for the end and return the Run: the panel without a hand on the mouse.
@@ -131,7 +129,7 @@ class RunPanel:
     @property
     def running(self) -> bool:
         """Whether a run, or the building or closing of its cluster, is going on."""
-        return self._on
+        return not self._idle.is_set()
 
     @property
     def status(self) -> str:
@@ -185,8 +183,8 @@ class RunPanel:
             self._fail(error, f"Not finished: {type(error).__name__}: {error}")
         finally:
             self._show()
-            self._on = False
             self._busy(False)
+            self._idle.set()
 
     def _follow(self, run, cluster, settings: Settings) -> None:
         """Redraw until the run is over. Drawing takes at most a quarter of one core."""
@@ -362,9 +360,7 @@ class RunPanel:
         self._place.value = f"<span>{escape(view.where)}</span>"
         self._bar.max, self._bar.value = max(view.steps, 1), view.step
         self._bar.bar_style = "danger" if view.failed else ""
-        self._count.value = f"step {view.step} of {view.steps}" + (
-            f" &nbsp; {view.speed}" if view.speed else ""
-        )
+        self._count.value = f"step {view.step} of {view.steps}"
         self._image.value = self._curve.png(view)
         self._table.value = live.table_html(view)
         ranks = [row["rank"] for row in view.ranks] or [0]

@@ -200,9 +200,7 @@ class Run:
             self._ask_for_stacks(watch)
         if not over:
             self._end_processes(GRACE_STOP if ending == "stopped" else 1.0, watch)
-        for _ in range(20):  # what is still in the pipes
-            if not self._read(watch, 0.05):
-                break
+        self._end_orphans(watch)
         self.ending = ending
 
     def _has_failed(self) -> bool:
@@ -277,6 +275,17 @@ class Run:
         for agent in self._agents.values():
             agent.signal(signal.SIGKILL, group=True)
             agent.wait(10)
+
+    def _end_orphans(self, watch: selectors.BaseSelector) -> None:
+        """Read the pipes to their ends. An agent's pipe stays open while a keeper of its lives on,
+        which happens when the agent was killed, perhaps before the keeper could say that it is
+        there: end it, once it is known."""
+        until = time.time() + 5
+        while watch.get_map() and time.time() < until:
+            self._read(watch, 0.05)
+            for entry in self.ranks:
+                if entry["exit"] is None:
+                    self._signal(entry["node"], entry["keeper"], signal.SIGKILL, group=True)
 
     def _finish(self) -> None:
         self.seconds = time.time() - self.began

@@ -4,6 +4,7 @@ Screenshots are written to build/screenshots, for a person to look at.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -35,7 +36,16 @@ MARK = "SCALELAB_BROWSER_TEST"  # set in the server, so in all that comes from i
 BENIGN = ()
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine"),
+]
+
+
+def end_with_me():
+    """In the server, before it starts: it ends with this process, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def until(true, timeout, what):
@@ -55,7 +65,7 @@ class Server:
     def __init__(self, home: Path):
         self.home, self.token, self.mark = home, secrets.token_hex(16), secrets.token_hex(8)
         self.folder = home / "notebooks"
-        shutil.copytree(os.environ.get("DEV_NOTEBOOKS", ROOT / "notebooks"), self.folder)
+        shutil.copytree(ROOT / "notebooks", self.folder)
         self.pristine = (self.folder / LESSON).read_bytes()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -95,6 +105,7 @@ class Server:
             stdout=self.log,
             stderr=self.log,
             start_new_session=True,
+            preexec_fn=end_with_me,
         )
         until(self.answers, 60, "JupyterLab answers")
 
@@ -173,8 +184,29 @@ class Page:
             timeout=90_000,
         )
 
-    def command(self, name):
-        return self.page.evaluate("name => window.jupyterapp.commands.execute(name)", name)
+    def command(self, name, wait=True, timeout=60):
+        """Run a command of JupyterLab's. A dialog in its way is an error, and no endless wait."""
+        self.page.evaluate(
+            """name => {
+                window.commandDone = false;
+                window.jupyterapp.commands.execute(name).then(() => { window.commandDone = true; });
+            }""",
+            name,
+        )
+        if wait:
+            dialog = self.page.locator(".jp-Dialog")
+
+            def done():
+                assert not dialog.count(), f"{name}: a dialog came up: {dialog.inner_text()}"
+                return self.page.evaluate("() => window.commandDone")
+
+            until(done, timeout, f"{name} is done")
+
+    def trust(self):
+        """File, Trust Notebook: as the lesson says, or a reload shows the panel's picture only."""
+        self.command("notebook:trust", wait=False)
+        self.page.locator(".jp-Dialog").get_by_role("button", name="Trust").click(timeout=20_000)
+        until(lambda: self.page.evaluate("() => window.commandDone"), 30, "it is trusted")
 
     def cells(self):
         """[{source, outputs}] of the notebook's code cells, from JupyterLab's own model."""
@@ -326,6 +358,7 @@ def test_the_button_trains_on_two_hosts(lab, server):
     lab.shot("4-bad-rate")
     lab.fill("rate", "1gbit")
 
+    lab.trust()
     lab.button("Launch").click()
     lab.moves()
     lab.command("docmanager:save")
@@ -345,7 +378,7 @@ def test_the_button_trains_on_two_hosts(lab, server):
     lab.button("Launch").click()
     lab.over("Succeeded")
     assert lab.step() == 40
-    lab.shot("6-finished")
+    lab.panel.screenshot(path=str(SHOTS / "6-finished.png"))
 
 
 def test_a_kernel_restart_in_mid_run_leaves_nothing(lab, server):
@@ -360,7 +393,7 @@ def test_a_kernel_restart_in_mid_run_leaves_nothing(lab, server):
 
 
 def test_the_whole_lesson_runs(lab):
-    lab.command("notebook:run-all-cells")
+    lab.command("notebook:run-all-cells", wait=False)
     until(
         lambda: all(cell["execution_count"] for cell in lab.cells() if "".join(cell["source"])),
         170,

@@ -204,12 +204,21 @@ except KeyError as e:
     assert "KeyError: 'the root of it'" in error and error.endswith("what it led to")
 
 
+ALL_AT_ONCE = """
+import os, pathlib, time
+here = pathlib.Path(os.environ["SCALELAB_RUN_DIR"])
+(here / ("here" + os.environ["RANK"])).touch()
+while len(list(here.glob("here*"))) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.01)
+"""
+
+
 @pytest.mark.parametrize("letter", ["x", "\N{CJK UNIFIED IDEOGRAPH-9519}", '"', "\n", "\x01"])
 def test_long_errors_in_any_script_arrive(launch, letter):
     """All ranks of a node report through one pipe: what is longer than it takes in one piece
     would be mixed with what another says."""
-    text = f"raise ValueError({letter!r} * 15_000 + 'the end')"
-    run = launch(text, nproc_per_node=2).wait(30)
+    run = launch(ALL_AT_ONCE + f"raise ValueError({letter!r} * 15_000 + 'the end')",
+                 nproc_per_node=2).wait(30)  # fmt: skip
     assert all(r["exit"] for r in run.ranks) and len(run.ranks) == 4
     assert run.first_failure["error"].startswith("Traceback")
     assert run.first_failure["error"].endswith("the end")
