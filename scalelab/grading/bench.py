@@ -60,7 +60,9 @@ class Answer:
 
 
 class Bench:
-    """What an exercise's judge works with."""
+    """What an exercise's judge works with. `ran` counts the ranks that answered so far."""
+
+    ran = 0
 
     def ranks(self, world_size: int, trial, *args, timeout: float = TRIAL_SECONDS,
               group: bool = True) -> list[Rank]:  # fmt: skip
@@ -70,7 +72,9 @@ class Bench:
         does; see `values`. This process must not have run a backward pass: autograd's threads do
         not survive a fork, so references are computed on ranks too.
         """
-        port = _free_port()
+        if world_size < 1:
+            raise ValueError(f"a trial needs a rank or more, not {world_size}")
+        port = free_port()
         pids, pipes, found = [], [], [Rank(r) for r in range(world_size)]
         outputs = [tempfile.TemporaryFile() for _ in range(world_size)]
         for rank in range(world_size):
@@ -98,6 +102,7 @@ class Bench:
                 at = text.rfind("Fatal Python error: Aborted")
                 found[rank].where = text[at:] if at >= 0 else ""
             outputs[rank].close()
+        self.ran += sum(1 for raw in data if raw)
         return found
 
     def values(self, world_size: int, trial, *args, **options) -> list[Any]:
@@ -108,7 +113,7 @@ class Bench:
 
 
 # What a rank says when another one is gone: a consequence, never the cause.
-_PEER_LOST = ("closed by peer", "Connection reset", "Connection refused", "Broken pipe",
+PEER_LOST = ("closed by peer", "Connection reset", "Connection refused", "Broken pipe",
               "DistNetworkError", "DistStoreError")  # fmt: skip
 
 
@@ -117,7 +122,7 @@ def raise_if_broken(found: list[Rank]) -> None:
     first, not what it did to the others."""
     n = len(found)
     raised = [f for f in found if f.error]
-    lost = [f for f in raised if any(words in f.error for words in _PEER_LOST)]
+    lost = [f for f in raised if any(words in f.error for words in PEER_LOST)]
     for f in raised:
         if f not in lost:
             _say_raised(f, n)
@@ -160,7 +165,8 @@ def _own_lines(stack: str) -> str:
     return "\n".join((own or lines)[:6])
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing uses now."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
@@ -271,8 +277,10 @@ def main() -> None:
         from scalelab.grading.exercise import find
 
         torch.set_num_threads(1)
-        verdict["message"] = find(job["exercise"]).judge(Bench(), Answer(job["answer"]))
-        verdict["passed"] = True
+        bench = Bench()
+        verdict["message"] = find(job["exercise"]).judge(bench, Answer(job["answer"]))
+        # A judge that tried nothing has found nothing: no pass with zero ranks.
+        verdict["passed"] = bench.ran > 0
     except Stub as e:
         verdict.update(message=str(e), stub=True)
     except Wrong as e:
