@@ -253,55 +253,52 @@ def spans(num_workers, batches, **cost):
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     books = SlowBooks(batches * batch_size, block_size, **cost)
     found = []
-    for x, y in DataLoader(books, batch_size, num_workers=num_workers):
+    pin = device.type == "cuda"  # more on this below
+    for x, y in DataLoader(books, batch_size, num_workers=num_workers, pin_memory=pin):
         begin = clock(device)
-        train_step(x.to(device), y.to(device))
+        train_step(x.to(device, non_blocking=pin), y.to(device, non_blocking=pin))
         found.append((begin, clock(device)))
     return [(begin - found[0][0], end - found[0][0]) for begin, end in found]
 
 
 # %% tags=["nbval-ignore-output"]
-lanes = {n: spans(n, 20, wait=wait) for n in (0, 1, 2, 4)}
-fig, ax = plt.subplots(figsize=(9, 2.8), layout="constrained")
-for row, found in enumerate(lanes.values()):
+waiting = {n: spans(n, 20, wait=wait) for n in (0, 1, 2, 3, 4, 6)}
+
+# %% tags=["nbval-ignore-output"]
+fig, ax = plt.subplots(figsize=(9, 3), layout="constrained")
+for row, found in enumerate(waiting.values()):
     bars = [(1000 * begin, 1000 * (end - begin)) for begin, end in found]
     ax.broken_barh(bars, (row - 0.35, 0.7), color="C0")
     busy = sum(end - begin for begin, end in found) / found[-1][1]
     ax.text(1010 * found[-1][1], row, f" busy {busy:.0%}", va="center")
-ax.set_yticks(range(len(lanes)), [f"{n} workers" for n in lanes])
-ax.set_xlim(0, 1200 * lanes[0][-1][1])
+ax.set_yticks(range(len(waiting)), [f"{n} workers" for n in waiting])
+ax.set_xlim(0, 1200 * max(found[-1][1] for found in waiting.values()))
 ax.invert_yaxis()
 ax.set_xlabel("time since the first batch (ms); blue: the device works, white: it waits for data")
 plt.show()
 
 # %% [markdown]
 # Each line is the same 20 steps. White is a **starved** device: it is not slow, it has nothing to do. A faster device would
-# only make more white. Now the sweep, for two kinds of slow data:
+# only make more white. The same in tokens a second; and again with samples that *compute* for as long as these wait:
 
 # %% tags=["nbval-ignore-output"]
-cores = os.cpu_count()
-counts = [0, 1, 2, 3, 4, 6]
-
-
 def tokens_per_second(found):
     return (len(found) - 1) * batch_size * block_size / found[-1][1]
 
 
-waiting = [tokens_per_second(spans(n, 24, wait=wait)) for n in counts]
-computing = [tokens_per_second(spans(n, 24, compute=wait)) for n in counts]
+computing = {n: spans(n, 16, compute=wait) for n in (0, 1, 2, 4)}
+sweeps = {"samples that wait": waiting, "samples that compute": computing}
 
 # %% tags=["nbval-ignore-output"]
 unit = batch_size * block_size / step_s  # tokens a second of a device that never waits
-in_theory = {
-    "samples that wait": [4 if n == 0 else max(3 / n, 1) for n in counts],
-    "samples that compute": [4 if n == 0 else max(3 / n, 1, 4 / cores) for n in counts],
-}
-top = max(unit, *waiting, *computing)
 fig, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
-for ax, measured, (name, theory) in zip(axes, (waiting, computing), in_theory.items()):
-    ax.plot(counts, [unit / t for t in theory], "--", color="0.5", label="theory")
-    ax.plot(counts, measured, "o", color="C0", label="measured")
-    ax.set(title=name, xlabel="num_workers", xticks=counts, ylim=(0, 1.15 * top))
+for ax, (name, sweep), cores in zip(axes, sweeps.items(), (float("inf"), os.cpu_count())):
+    theory = [4 if n == 0 else max(3 / n, 1, 4 / cores) for n in sweep]
+    ax.plot(list(sweep), [unit / t for t in theory], "--", color="0.5", label="theory")
+    measured = [tokens_per_second(found) for found in sweep.values()]
+    ax.plot(list(sweep), measured, "o", color="C0", label="measured")
+    ax.set(title=name, xlabel="num_workers", xticks=list(sweep))
+axes[0].set_ylim(bottom=0)
 axes[0].set_ylabel(f"tokens/s, batch {batch_size}")
 axes[0].legend(loc="lower right", frameon=False)
 plt.show()
@@ -320,7 +317,9 @@ print("workers needed: you said", my_workers, "- theory", needed)
 # once and store the result. (On a GPU the training leaves the cores free.) Points below the line: something else
 # was using the cores.
 #
-# Two more things come with workers:
+# Workers are not free: each is a process with its own memory. Take as many as the calculation says, and one or two to spare.
+#
+# Two more things come with them:
 #
 # **Prefetch.** Each worker keeps `prefetch_factor` batches ready (2 if you do not say). This evens out a slow file now and
 # then. It does not help when reading is slower on average. It takes memory. How many batches have been read when you
@@ -632,8 +631,8 @@ optimizer.zero_grad()
 # Parameters and gradients are float32 as before. **Autocast does not touch the 16 bytes a parameter.** Only activations
 # shrink. (Systems that keep bf16 weights and gradients add a float32 master copy: 2 + 2 + 12 = 16 bytes again.)
 #
-# And speed? bf16 is fast where the device has units for it. Every recent GPU has. A CPU may have none, and then converting costs
-# more than it saves:
+# And speed? bf16 is fast where the device has units for it, and where the matrices are large enough to keep them busy. Every
+# recent GPU has such units. Some CPUs have them; with matrices as small as ours, converting may still cost more than it saves:
 
 # %% tags=["nbval-ignore-output"]
 def whole_step(forward):
@@ -647,7 +646,7 @@ for name, forward in (("float32", model), ("bf16 autocast", in_bf16)):
     print(f"{name:14} {y.numel() / seconds:10,.0f} tokens/s")
 
 # %% [markdown]
-# That is this machine, this model, one thread. It says nothing about yours: measure.
+# That is this machine, this model, one thread. It says nothing about another: measure yours.
 
 # %% [markdown]
 # ## 5. Gradient accumulation
@@ -829,7 +828,8 @@ print(f"this training:          {reached / 1e9:8.1f} GFLOP/s, {reached / peak:.0
 
 # %% [markdown]
 # Now models of real size, by formula. Assumed, and worth changing: an 80 GB device that reaches 400 TFLOP/s in bf16 (40 % of the
-# 989 on an H100's data sheet), 20 tokens for each parameter, blocks of 1024 tokens, micro-batch 1, everything checkpointed.
+# 989 on an H100's data sheet), 20 tokens for each parameter (a common rule), blocks of 1024 tokens, micro-batch 1, every block
+# checkpointed.
 
 # %%
 def on_one_device(layers, width, vocabulary=50257, block=1024, memory_gb=80, tflops=400):

@@ -68,8 +68,8 @@ def judge_feed(bench: Bench, answer) -> str:
         times = found["times"]
         if any(b[0] < a[1] for a, b in zip(times, times[1:])):
             raise Wrong(
-                "a step began before the one before it had ended: a device does one step at a time, "
-                "and each step starts from the parameters of the last"
+                "a step began before the one before it had ended: a device does one step at a "
+                "time, and each step starts from the parameters of the last"
             )
         busy = STEPS * STEP_S / (times[-1][1] - times[0][0])
         best = max(best, busy)
@@ -88,8 +88,8 @@ def judge_feed(bench: Bench, answer) -> str:
         if busy >= BUSY:
             return (f"{SAMPLES} samples once each and in order, the device busy at least "
                     f"{BUSY:.0%} of the time")  # fmt: skip
-        if busy < 0.45:
-            break  # far away; no noise does that
+        if busy < 0.45 or found["workers"] == 1:
+            break  # no noise does the first, and one worker reads slower than the device trains
     gap = statistics.median(b[0] - a[1] for a, b in zip(times, times[1:]))
     said = f"the device was busy {best:.0%} of the time, the target is {BUSY:.0%}"
     if not found["workers"]:
