@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 
-def make_model(device, layers=2, width=256):
-    torch.manual_seed(0)  # the same on every rank
+def make_model(device, layers=2, width=256, seed=0):
+    torch.manual_seed(seed)
     body = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(*body, nn.Linear(width, 10)).to(device)
 
@@ -45,11 +45,14 @@ def apart(tensor):
 
 
 def backward(rank, device):
-    ddp_model = DistributedDataParallel(make_model(device))
+    model = make_model(device, seed=rank)  # each rank starts from other weights
+    weight, rows = model[0].weight, []
+    weights_apart = [apart(weight)]
+    ddp_model = DistributedDataParallel(model)
+    weights_apart.append(apart(weight))
     optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.1)
-    weight, sent, rows = ddp_model.module[0].weight, count_buckets(ddp_model), []
-    x, y = make_batch(device, seed=rank)
-    own = torch.autograd.grad(cross_entropy(ddp_model.module(x), y), weight)[0]
+    sent, (x, y) = count_buckets(ddp_model), make_batch(device, seed=rank)
+    own = torch.autograd.grad(cross_entropy(model(x), y), weight)[0]
     rows.append(("without DDP", apart(own), len(sent)))
     loss = cross_entropy(ddp_model(x), y)
     rows.append(("after forward", None, len(sent)))
@@ -57,7 +60,7 @@ def backward(rank, device):
     rows.append(("after backward", apart(weight.grad), len(sent)))
     optimizer.step()
     rows.append(("after step", apart(weight.grad), len(sent)))
-    return {"rows": rows, "weights_apart": apart(weight)}
+    return {"rows": rows, "weights_apart": [*weights_apart, apart(weight)]}
 
 
 def buckets(rank, device):
@@ -81,6 +84,7 @@ def no_sync(rank, device, micro_steps=4):
     found = {}
     for name in ("plain", "no_sync"):
         ddp_model = DistributedDataParallel(make_model(device))
+        found["gradient"] = sum(p.numel() * 4 for p in ddp_model.parameters())
         sent = count_buckets(ddp_model)
         for i in range(micro_steps):
             x, y = make_batch(device, seed=10 * rank + i)

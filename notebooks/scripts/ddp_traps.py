@@ -41,8 +41,8 @@ def unused(rank, device):
 def uneven(rank, device, join=False):
     ddp_model = DistributedDataParallel(make_model(device))
     num_batches = 5 if rank == 0 else 3
-    if not join:  # a last line of defence: 3 s from now, print every stack and exit
-        faulthandler.dump_traceback_later(3, exit=True)
+    if not join:  # in 3 s each rank prints where it stands; rank 0 does later, and ends the job
+        faulthandler.dump_traceback_later(5 if rank == 0 else 3, exit=rank == 0)
     with ddp_model.join() if join else contextlib.nullcontext():
         for i in range(num_batches):
             x, y = make_batch(device, seed=10 * rank + i)

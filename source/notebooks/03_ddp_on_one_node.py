@@ -50,6 +50,7 @@ import contextlib
 import difflib
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -222,12 +223,16 @@ print(f"{'on rank 0':16}{'gradients of the ranks':>24}{'all-reduces so far':>20}
 for when, difference, count in case["backward"][0]["rows"]:
     state = "not there yet" if difference is None else words[difference == 0]
     print(f"{when:16}{state:>24}{count:>20}")
-print("weights after the step:", words[case["backward"][0]["weights_apart"] == 0])
+states = [words[w == 0] for w in case["backward"][0]["weights_apart"]]
+print("weights before wrapping: {}, after: {}, after the step: {}".format(*states))
 
 # %% [markdown]
 # **backward.** When `loss.backward()` returns, all ranks hold the same averaged gradient, bit for bit. `step()` sends
-# nothing: every rank takes the same step from the same weights, and so the copies stay equal. Nobody compares them.
-# (If one rank's optimizer had another setting, the copies would part without an error. Lesson 06 shows that.)
+# nothing: every rank takes the same step from the same weights, and so the copies stay equal.
+#
+# The *same weights* come from the wrapping: each rank started from a seed of its own here, and `DistributedDataParallel(model)`
+# sent rank 0's weights to all. It does so once. After that nobody compares them: if one rank's optimizer had another
+# setting, the copies would part without an error. Lesson 06 shows that.
 #
 # Three consequences:
 # - Clip gradients *between* backward and step: they are already averaged there.
@@ -258,22 +263,23 @@ print("sent before backward had made the last gradients:", early, "of", len(b["b
 assert sum(b["bytes"]) == b["gradients"] and early == len(b["bytes"]) - 1
 
 # %%
-fig, ax = plt.subplots(figsize=(8, 2.6), layout="constrained")
+fig, ax = plt.subplots(figsize=(8, 3), layout="constrained")
+line = {"arrowstyle": "-", "relpos": (0, 1)}
 ax.eventplot([1000 * t for t in b["ready"]], lineoffsets=1, linelengths=0.6, colors="C0")
 for number, (at, size) in enumerate(zip(b["sent"], b["bytes"])):
     ax.plot(1000 * at, 0, "v", color="C1", markersize=10)
-    label = f"bucket {number}\n{size / 1e6:.2f} MB"
-    ax.annotate(label, (1000 * at, 0), xytext=(0, -12), textcoords="offset points", ha="center", va="top")
+    label, low = f"bucket {number}: {size / 1e6:.2f} MB", -0.6 - 0.55 * number
+    ax.annotate(label, (1000 * at, -0.15), (1000 * at, low), arrowprops=line)
 ax.axvline(1000 * b["end"], color="0.4", linestyle=":")
 ax.annotate("backward returns", (1000 * b["end"], 1.5), xytext=(-4, 0), textcoords="offset points", ha="right")
-ax.set(yticks=[0, 1], yticklabels=["bucket sent", "gradient ready"], ylim=(-1.3, 1.9))
+ax.set(yticks=[0, 1], yticklabels=["bucket sent", "gradient ready"], ylim=(-2.1, 1.9))
 ax.set_xlabel("time since backward began, rank 0 (ms)")
 plt.show()
 
 # %% [markdown]
-# Only the last bucket has nothing to hide behind: the line on the right, where backward returns, stands after the last
-# gradient because backward waits there for the last average. That wait is the *exposed* communication, and it is what `train_ddp.py` records as
-# *communication*.
+# The earlier buckets travel while backward still computes. The last one has nothing to hide behind: `backward` returns
+# (the dotted line) when its average has come. The time between the last gradient and that line is the *exposed*
+# communication; `train_ddp.py` records it as *communication*.
 #
 # **On the wire.** An all-reduce of S bytes makes each rank send 2(n−1)/n · S (lesson 02): S with 2 ranks, 1.5 S with 4,
 # close to 2 S with many. So a step sends about 2 × 4 bytes for each fp32 parameter, however large the batch is. That is
@@ -345,6 +351,7 @@ for number, (name, count) in enumerate(counts.items()):
     drawn = ax.bar(at, bars, 0.25, label=name)
     ax.bar_label(drawn, [str(int(n)) if n else "" for n in bars], fontsize=8)
 ax.set(xlabel="times that a sample was read in one epoch, by all ranks together", ylabel="samples")
+ax.margins(y=0.1)
 ax.legend(frameon=False)
 plt.show()
 
@@ -403,7 +410,7 @@ show("ddp_cases.py", "no_sync")
 # %%
 grading.predict("03.no_sync", my_fraction)
 n = case["no_sync"][0]
-print("gradient, bytes:                 ", n["no_sync"])
+print("gradient, bytes:                 ", n["gradient"])
 print("4 micro-steps, plain, bytes:     ", n["plain"])
 print("4 micro-steps, no_sync, bytes:   ", n["no_sync"])
 print("fraction: you said", my_fraction, "- theory 0.25 - measured", n["no_sync"] / n["plain"])
@@ -423,16 +430,15 @@ print("same gradient:", abs(n["plain gradient"] - n["no_sync gradient"]) < 1e-5)
 show("ddp_traps.py", "uneven")
 
 # %% [markdown]
-# Nothing will happen, for ever. So that this page goes on, the script sets an alarm: after 3 s, Python prints where each
-# rank stands, and ends. (`faulthandler.dump_traceback_later` is in the standard library; keep it.)
+# Nothing will happen, for ever. So that this page goes on, the script sets an alarm: after 3 s, Python prints where a
+# rank stands, and after 5 s rank 0 ends. (`faulthandler.dump_traceback_later` is in the standard library; keep it.)
 
 
 # %%
 def where(log):
-    """The innermost line of a script in the last stack that Python printed."""
-    frames = [line for line in log.splitlines() if "ddp_traps.py" in line and " in uneven" in line]
-    number = int(frames[-1].split("line ")[1].split()[0])
-    return Path("scripts/ddp_traps.py").read_text().splitlines()[number - 1].strip()
+    """The line of the script in the first stack that the alarm has printed."""
+    number = re.search(r"line (\d+) in uneven", log)[1]
+    return Path("scripts/ddp_traps.py").read_text().splitlines()[int(number) - 1].strip()
 
 
 stuck = torchrun("ddp_traps.py", "uneven")
@@ -499,7 +505,8 @@ for name, lines in case["write"][0].items():
 # - **weak scaling**: each rank's batch stays, the global batch grows. More samples a second?
 #
 # `scripts/scaling.py` measures both on 1, 2 and 4 ranks in one job. Each is measured twice: as it is, and under `no_sync`,
-# where the ranks only compute. The difference is communication. What speed-up do you expect at 4 ranks, on this machine?
+# where the ranks only compute. The difference is communication. (Each is measured in two rounds and the faster one counts, since
+# other programs can only make it slower.) What speed-up do you expect at 4 ranks, on this machine?
 
 # %%
 my_speed_up = None  # at 4 ranks, strong scaling
@@ -514,21 +521,34 @@ for kind, rows in (("strong", strong), ("weak", weak)):
     print("global batch", [s["global_batch"] for s in rows])
 
 # %%
+
+
+# %%
+def draw_speed(ax):
+    for rows, name in ((strong, "strong, global batch 32"), (weak, "weak, batch 8 a rank")):
+        ax.plot(sizes, [s["tokens"] / 1000 for s in rows], "o-", label=name)
+    ideal = [n * strong[0]["tokens"] / 1000 for n in sizes]
+    ax.plot(sizes, ideal, "--", color="0.6", label="ideal")
+    ax.set(xlabel="ranks", ylabel="speed (1,000 tokens/s)", xticks=sizes, ylim=(0, None))
+
+
+def draw_time(ax):
+    names, step = [str(n) for n in sizes], [1000 * s["step"] for s in strong]
+    compute = [min(1000 * s["compute"], whole) for s, whole in zip(strong, step)]
+    ax.bar(names, compute, label="compute")
+    waiting = [whole - part for whole, part in zip(step, compute)]
+    ax.bar(names, waiting, bottom=compute, label="communication, exposed")
+    ax.plot(names, [step[0] / n for n in sizes], "k_", ms=30, label="ideal")
+    ax.set(xlabel="ranks (strong scaling)", ylabel="time of a step (ms)", ylim=(0, 1.4 * max(step)))
+
+
+# %%
+sizes = [s["ranks"] for s in strong]
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-for rows, name in ((strong, "strong, global batch 32"), (weak, "weak, batch 8 a rank")):
-    left.plot([s["ranks"] for s in rows], [s["tokens"] / 1000 for s in rows], "o-", label=name)
-ideal = [s["ranks"] * strong[0]["tokens"] / 1000 for s in strong]
-left.plot([s["ranks"] for s in strong], ideal, "--", color="0.6", label="ideal")
-left.set(xlabel="ranks", ylabel="speed (1,000 tokens/s)", xticks=[s["ranks"] for s in strong], ylim=(0, None))
-left.legend(frameon=False)
-names = [str(s["ranks"]) for s in strong]
-compute = [1000 * min(s["compute"], s["step"]) for s in strong]
-waiting = [1000 * s["step"] - c for s, c in zip(strong, compute)]
-right.bar(names, compute, label="compute")
-right.bar(names, waiting, bottom=compute, label="communication, exposed")
-right.plot(names, [1000 * strong[0]["step"] / s["ranks"] for s in strong], "k_", ms=30, label="ideal")
-right.set(xlabel="ranks (strong scaling)", ylabel="time of a step (ms)")
-right.legend(frameon=False)
+draw_speed(left)
+draw_time(right)
+for ax in (left, right):
+    ax.legend(frameon=False)
 plt.show()
 
 # %% tags=["nbval-ignore-output"]
@@ -541,14 +561,16 @@ for s in strong[1:]:
     print(f"computing alone {computing:.2f} times")
 
 # %% [markdown]
-# **Why it bends.** Read the right picture from the bottom. The blue part should halve with each doubling. It does as long
-# as every rank has a core of its own; beyond the number of cores, ranks take turns, and it stops falling. (On GPUs each rank has its
-# own, and this part does halve, until a rank's batch is too small to fill the GPU.) The orange part does not shrink with
-# more ranks at all: the gradients have the same size however many share the batch, and each rank sends 2(n−1)/n of them.
-# With compute C on one rank and exposed communication T, a step takes C/n + T, and the speed-up never exceeds C/T.
+# **Why it bends.** Read the right picture from the bottom. The blue part should halve with each doubling, and can do so as
+# long as every rank has a core of its own. Beyond the number of cores, ranks take turns. (Every GPU rank has a GPU of its own, and
+# there this part does halve, until a rank's batch is too small to fill the GPU.) The orange part does not shrink with
+# more ranks: the gradients have the same size however many share the batch, and each rank sends 2(n−1)/n of them.
+# (What one rank shows of it is DDP's own work: it copies gradients into buckets, and nobody is there to send to.)
+# With compute C on one rank and exposed communication T, a step takes C/n + T. So the speed-up is C / (C/n + T), and
+# stays below C/T with any number of ranks.
 #
-# Weak scaling keeps C per rank and pays the same T: its efficiency is better. But it is another training: the global
-# batch has grown.
+# Weak scaling keeps C on each rank, and pays the same T: where cores do not run out, its efficiency C / (C + T) does not
+# fall with n. But it is another training: the global batch has grown.
 #
 # ## 10. Global batch and learning rate
 #
@@ -583,7 +605,7 @@ plt.show()
 
 # %% [markdown]
 # The larger batch with the old rate has made a quarter of the steps, each about as long, and has come less far. A higher
-# rate makes up for part of that. *Times n* with a warm-up is a rule for SGD, published for ImageNet up to a
+# rate makes up for most of that. *Times n* with a warm-up is a rule for SGD, published for ImageNet up to a
 # batch of 8,192 images (Goyal et al., 2017); with Adam, the square root of n is a common start. Neither is a law, and both
 # fail above some batch size. Short runs like this one show the direction only; tune on your own model.
 #

@@ -132,8 +132,8 @@ def _judge_script_once(found, n, one, start) -> None:
                     "go through the wrapped model, or nothing is synchronised")  # fmt: skip
     for f in found[1:]:
         if re.search(r"^(step +\d|validation loss)", f.output, re.M):
-            raise Wrong(f"rank {f.rank} of {n} prints the step lines as well; only rank 0 should. Does "
-                        "the script read RANK from the environment?")  # fmt: skip
+            raise Wrong(f"rank {f.rank} of {n} prints the step lines as well; only rank 0 should. "
+                        "Does the script read RANK from the environment?")  # fmt: skip
     read = sum(m["tokens"] for v in values for m in v["metrics"] if m["step"] == 1) // BLOCK
     if read != GLOBAL_BATCH:
         raise Wrong(f"{n} ranks with a batch of {GLOBAL_BATCH // n} each should take in "
