@@ -86,7 +86,7 @@ def wire():
     return {name.strip(): int(rest.split()[8]) for name, rest in lines}.get("eth0")
 
 
-def timed(method, size, rank, n, repeat=3):
+def timed(method, size, rank, n, repeat):
     """Median seconds over `repeat` calls; each begins when all ranks are there."""
     seconds = []
     for _ in range(repeat):
@@ -126,7 +126,7 @@ def main():
             dist.barrier()
             after = wire()
             sent, on_wire = count["sent"], None if before is None else after - before
-            seconds = timed(method, size, rank, n)
+            seconds = timed(method, size, rank, n, repeat=9 if size <= 10_000 else 3)
             say(case="cost", method=method.__name__, numbers=size, sent=sent, wire=on_wire,
                 seconds=seconds)
     dist.destroy_process_group()

@@ -34,14 +34,15 @@ def draw(rows: Sequence[tuple[str, Sequence[Sequence[Sequence[int]]]]], titles: 
     height = len(rows) * (0.36 * world_size + 0.35) + 0.9
     figure = Figure(figsize=(width, height), layout="constrained", dpi=100)
     axes = figure.subplots(len(rows), len(titles), squeeze=False)
-    for line, (name, states) in zip(axes, rows):
+    for number, (line, (name, states)) in enumerate(zip(axes, rows)):
         for column, (axis, title, held) in enumerate(zip(line, titles, states)):
             _panel(axis, held, world_size)
-            if line is axes[0]:
+            if number == 0:
                 axis.set_title(title, fontsize=10)
             if column == 0:
                 axis.set_yticks([r + 0.5 for r in range(world_size)])
                 axis.set_yticklabels([f"rank {r}" for r in range(world_size)], fontsize=9)
+                axis.tick_params(length=0)
                 axis.set_ylabel(name, fontsize=10, fontweight="bold")
     patches = [Patch(fc=COLORS[r % 4], label=f"from rank {r}") for r in range(world_size)]
     if world_size > 2:

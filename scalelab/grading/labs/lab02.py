@@ -118,6 +118,8 @@ def _judge_ring_once(found: list[Rank], total, size: int, n: int) -> None:
 
 # 02.3
 
+NEIGHBOURS = "The neighbours are (rank + 1) % n and (rank - 1) % n"
+
 
 def _exchange(rank, world_size, box, notes, size):
     import torch
@@ -149,10 +151,10 @@ def judge_exchange(bench: Bench, answer) -> str:
             where = f"{n} ranks, {size} numbers"
             made = [notes.of(r) for r in range(n)]
             seen = [[words[0] for words in of_rank] for of_rank in made]
-            for r, to in ((r, w[1]) for r in range(n) for w in made[r] if len(w) == 2):
+            for rank, (_, to) in ((k, w) for k in range(n) for w in made[k] if len(w) == 2):
                 if to.lstrip("-").isdigit() and not 0 <= int(to) < n:
-                    raise Wrong(f"{where}: right at 2 ranks, but rank {r} turns to rank {to}. The "
-                                "neighbours are (rank + 1) % n and (rank - 1) % n")  # fmt: skip
+                    raise Wrong(f"{where}: right at 2 ranks, but rank {rank} turns to rank {to}. "
+                                f"{NEIGHBOURS}")  # fmt: skip
             _judge_exchange_ended(found, seen, n, where)
             _judge_exchange_values(found, seen, n, size, where)
     return "every rank of 2, 3 and 4 has its left neighbour's tensor, and nobody waits for ever"
@@ -173,7 +175,7 @@ def _judge_exchange_ended(found: list[Rank], seen: list[list[str]], n: int, wher
     if n > 2 and own and not own[0].error.startswith("NotImplementedError"):
         raise Wrong(
             f"{where}: right at 2 ranks, but rank {own[0].rank} of {n} raised "
-            f"{own[0].error}. The neighbours are (rank + 1) % n and (rank - 1) % n"
+            f"{own[0].error}. {NEIGHBOURS}"
         )
     if own or not hung:
         return raise_if_broken(found)
@@ -185,7 +187,9 @@ def _judge_exchange_ended(found: list[Rank], seen: list[list[str]], n: int, wher
             "all ranks pass it, and then stand in the same place together"
         )
     if n > 2:
-        last = ", ".join(f"rank {r} in {w[-1] if w else 'none'}" for r, w in enumerate(seen))
+        at = [w[-1] if w else "its first line" for w in seen]
+        at = ["has returned" if word == "returned" else f"in {word}" for word in at]
+        last = ", ".join(f"rank {r} {word}" for r, word in enumerate(at))
         raise Wrong(
             f"{where}: right at 2 ranks, but here it never returns ({last}). Follow it "
             "with pencil and paper for three ranks"
