@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from ...bench import Bench, raise_if_broken
+from ...bench import Bench
 from ...verdict import Wrong
+from .memory import warm_up
 
 LR = 0.1
 UPDATES = 3
+CASES = ((12, 4, "sgd"), (20, 8, "sgd"), (20, 8, "adamw"), (6, 8, "sgd"))
 
 
 def _plain(model, optimizer, x, y, micro):
@@ -24,7 +26,7 @@ def _plain(model, optimizer, x, y, micro):
     return loss, parts
 
 
-def _accumulate(rank, world_size, answer, size, micro, name, reference=False):
+def _accumulate(answer, size, micro, name, reference):
     """UPDATES updates of a small model by the answer, or by the plain large batch."""
     import torch
     from torch import nn
@@ -78,13 +80,17 @@ def _loss(value):
         return repr(value)[:60]
 
 
+def _all(rank, world_size, answer, reference):
+    return [_accumulate(answer, *case, reference) for case in CASES]
+
+
 def judge_accumulate(bench: Bench, answer) -> str:
-    for size, micro, name in ((12, 4, "sgd"), (20, 8, "sgd"), (20, 8, "adamw"), (6, 8, "sgd")):
-        found = bench.ranks(1, _accumulate, answer, size, micro, name, group=False)
-        raise_if_broken(found)
-        (want,) = bench.values(1, _accumulate, None, size, micro, name, True, group=False)
+    warm_up()
+    (found,) = bench.values(1, _all, answer, False, group=False)
+    (wanted,) = bench.values(1, _all, None, True, group=False)
+    for (size, micro, name), case, want in zip(CASES, found, wanted):
         where = f"batch {size} in micro-batches of {micro}, {name}"
-        for number, (got, right) in enumerate(zip(found[0].value, want), 1):
+        for number, (got, right) in enumerate(zip(case, want), 1):
             _judge_update(f"{where}, update {number}", size, micro, number, got, right)
     return ("parameters and loss as with the whole batch, to 1e-9, in even, uneven and single "
             "micro-batches, with SGD and AdamW")  # fmt: skip
