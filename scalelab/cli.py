@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 
-from . import __version__, cluster, runs
+from . import __version__, cluster, grading, runs
 from .cluster import ClusterError, UsageError
 from .runs import Run, RunError
 
@@ -121,6 +121,23 @@ def _parser() -> Parser:
     )  # fmt: skip
     clean.add_argument("--json", action="store_true", help="one JSON object on stdout")
     clean.set_defaults(function=do_clean, parser=clean)
+
+    check = commands.add_parser(
+        "check", allow_abbrev=False, help="grade a lab", epilog=EPILOG,
+        description="Run a lab's notebook in a kernel of its own and grade every exercise.",
+    )  # fmt: skip
+    check.add_argument("lab", metavar="LAB", help="a lab's number, or the path of its notebook")
+    check.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
+                       help="limit of one cell, in seconds (default 600)")  # fmt: skip
+    check.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    check.set_defaults(function=do_check, parser=check)
+
+    progress = commands.add_parser(
+        "progress", allow_abbrev=False, help="what is done, what is next",
+        description="What you have passed, and the next exercise.",
+    )  # fmt: skip
+    progress.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    progress.set_defaults(function=do_progress, parser=progress)
     return parser
 
 
@@ -197,6 +214,48 @@ def do_clean(args: argparse.Namespace) -> int:
         print(f"ended {len(ended)} leftover processes" if ended else "nothing was left behind")
         if alive:
             print(f"left alone: {len(alive)} processes of clusters in use")
+    return 0
+
+
+def do_check(args: argparse.Namespace) -> int:
+    """`scalelab check`."""
+    try:
+        path = grading.find_notebook(args.lab)
+    except FileNotFoundError as e:
+        raise UsageError(str(e)) from None
+    runs.check_timeout(args.timeout)
+    say(f"grading {path} …")
+    rows = grading.grade(path, args.timeout)
+    if not rows:
+        raise UsageError(f"{path}: no exercises of this lab are known")
+    passed = sum(row["passed"] for row in rows)
+    if args.json:
+        result = {"lab": path.stem, "passed": passed, "of": len(rows), "exercises": rows}
+        print(json.dumps(result))
+    else:
+        for row in rows:
+            print(f"{'passed ' if row['passed'] else 'not yet'}  {row['id']}  {row['title']}")
+            print("         " + row["message"].replace("\n", "\n         "))
+        print(f"{passed} of {len(rows)} passed")
+    return 0 if passed == len(rows) else 1
+
+
+def do_progress(args: argparse.Namespace) -> int:
+    """`scalelab progress`."""
+    done = grading.summary()
+    if args.json:
+        print(json.dumps(done))
+        return 0
+    for lab, row in done["labs"].items():
+        bar = "■" * len(row["passed"]) + "□" * (row["of"] - len(row["passed"]))
+        print(f"lab {lab}  {bar}  {len(row['passed'])} of {row['of']}")
+    print(f"questions answered rightly: {done['questions']}; predictions: {done['predictions']}")
+    if done["next"]:
+        exercise = grading.find(done["next"])
+        print(f"next: {exercise.id} {exercise.title} ({exercise.minutes} minutes), "
+              f"labs/{exercise.lab}.ipynb")  # fmt: skip
+    else:
+        print("every exercise has passed")
     return 0
 
 

@@ -53,11 +53,13 @@ class Node:
         *,
         out: int,
         err: int,
+        stdin: int | None = None,
         env: dict | None = None,
         cwd: str | None = None,
         admin: bool = False,
     ) -> Process:
-        """Start `argv` on this host, output going to the open file descriptors `out` and `err`.
+        """Start `argv` on this host, output going to the open file descriptors `out` and `err`,
+        input (if any) coming from `stdin`.
 
         `env` is added to the client's environment and this host's own. `admin`: with the rights
         of an administrator of this host. Raises ClusterError if it cannot be started.
@@ -67,8 +69,9 @@ class Node:
             cwd = cwd or os.getcwd()
         except FileNotFoundError:
             raise ClusterError("the current directory is gone; change to another") from None
+        files = (out, err) if stdin is None else (out, err, stdin)
         return self.cluster.channel.spawn(
-            self.name, out, err, argv=argv, env=full, cwd=cwd, admin=admin
+            self.name, files, argv=argv, env=full, cwd=cwd, admin=admin
         )
 
     def sh(self, command: str, timeout: float = 60) -> subprocess.CompletedProcess:

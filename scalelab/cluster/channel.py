@@ -137,9 +137,10 @@ class Channel:
                 future.set_exception(ClusterError(why))
         return future
 
-    def spawn(self, node: str, out: int, err: int, **args) -> Process:
-        """Start a process on a node, its output going to the open files `out` and `err`."""
-        return self.ask(node, "spawn", (out, err), **args).result(30)
+    def spawn(self, node: str, files: tuple[int, ...], **args) -> Process:
+        """Start a process on a node. `files`: open files for its stdout, stderr, and (or nothing)
+        its stdin."""
+        return self.ask(node, "spawn", files, **args).result(30)
 
     def _read(self) -> None:
         while True:

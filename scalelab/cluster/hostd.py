@@ -158,9 +158,10 @@ class Host:
         self.view.set_dir(path, mode)
 
     def do_spawn(
-        self, out: int, err: int, argv: list[str], env: dict, cwd: str | None, admin: bool
+        self, out: int, err: int, *stdin: int, argv: list[str], env: dict, cwd: str, admin: bool
     ) -> int:
-        """Start `argv` in a session of its own; returns its PID as this host counts."""
+        """Start `argv` in a session of its own; returns its PID as this host counts. A third
+        file, if given, is its stdin."""
 
         def in_child() -> None:
             linux.die_with_parent(signal.SIGKILL)
@@ -171,7 +172,7 @@ class Host:
 
         child = subprocess.Popen(
             argv,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin[0] if stdin else subprocess.DEVNULL,
             stdout=out,
             stderr=err,
             cwd=cwd,

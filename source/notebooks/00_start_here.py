@@ -50,9 +50,9 @@ from statistics import median
 
 import matplotlib.pyplot as plt
 
-from scalelab import cluster
+from scalelab import cluster, grading
 from scalelab.measure.recorded import recall
-from scalelab.panels import RunPanel
+from scalelab.panels import RunPanel, draw_progress
 
 # %% [markdown]
 # ## 1. What can this computer be?
@@ -104,6 +104,9 @@ print("ranks worth running ", can["max_ranks"], "or fewer; more would time the s
 # %%
 my_world_size = None  # how many ranks are in the whole job?
 my_tokens_per_step = None  # how many tokens do all ranks together take in, in one step?
+
+grading.predict("00.world_size", my_world_size)
+grading.predict("00.tokens_per_step", my_tokens_per_step)
 
 # %% [markdown]
 # ## 3. Run it with a button
@@ -257,6 +260,8 @@ plt.show()
 # %%
 my_guess = None  # "loss", "time" or "both"
 
+grading.predict("00.slow_link", my_guess)
+
 
 # %% tags=["nbval-ignore-output"]
 def slow_link():
@@ -315,31 +320,47 @@ assert result["same"]
 #
 # ## Check yourself
 #
-# **1.** Two nodes, 4 ranks on each, `batch_size` 8, `block_size` 64. What is the world size, how many tokens go into one step,
-# and what is the local rank of rank 5 if ranks 4 to 7 are on the second node?
+# Click an answer. What you click here and what you predicted above is kept with your progress, in
+# `~/.scalelab` (or where `SCALELAB_HOME` points), and nowhere else.
+
+# %%
+grading.Question(
+    "00.q1",
+    "Two nodes, 4 ranks on each, batch_size 8, block_size 64. World size, and tokens in one step?",
+    ["2 and 1,024", "8 and 4,096", "8 and 512"],
+    right=1,
+    why="World size counts ranks: 2 x 4 = 8. Tokens a step: 8 x 8 x 64 = 4,096. "
+    "(Rank 5 is the second process on its node, so its local rank is 1.)",
+)
+
+# %%
+grading.Question(
+    "00.q2",
+    'A colleague wants to give node0 ssh access to node1, "because torchrun needs it".',
+    ["Right: torchrun starts the other ranks by ssh", "It does not need it"],
+    right=1,
+    why="The agents connect over TCP to the rendezvous endpoint; nobody logs in anywhere. ssh is "
+    "one way to start the command on the second machine. Typing it there works as well.",
+)
+
+# %%
+grading.Question(
+    "00.q3",
+    'Your job prints "world size 16" and runs at half the speed you expected. What first?',
+    ["Buy a faster network", "See on which machines the 16 ranks run", "Double the batch"],
+    right=1,
+    why="Have each rank print its host name and address. Sixteen ranks on one machine with eight "
+    "GPUs also print world size 16.",
+)
+
+# %% [markdown]
+# ## Where you are
 #
-# <details><summary>Answer</summary>
-#
-# World size 2 × 4 = 8. Tokens a step: 8 × 8 × 64 = 4,096. Rank 5 is the second process on its node, so its local rank is 1.
-#
-# </details>
-#
-# **2.** A colleague wants to give node0 ssh access to node1, "because torchrun needs it". What do you say?
-#
-# <details><summary>Answer</summary>
-#
-# It does not. The agents connect over TCP to the rendezvous endpoint; nobody logs in anywhere. ssh is one way to *start*
-# the command on the second machine. Typing it there works as well.
-#
-# </details>
-#
-# **3.** Your job prints `world size 16` and runs at half the speed you expected. What do you look at first?
-#
-# <details><summary>Answer</summary>
-#
-# On which machines the 16 ranks run: have each rank print its host name and address. Sixteen ranks on one machine with
-# eight GPUs also print `world size 16`.
-#
-# </details>
-#
+# Each lesson from 01 on has a lab with graded exercises. Come back to this cell to see what is done and what is next.
+# (In a terminal: `scalelab progress`.)
+
+# %% tags=["nbval-ignore-output"]
+draw_progress()
+
+# %% [markdown]
 # **Next:** lesson 01 looks at one device: where its time and memory go. What is slow there stays slow on every machine.

@@ -1,0 +1,1 @@
+"""The exercises of each lab: one module a lab, with a list EXERCISES."""
