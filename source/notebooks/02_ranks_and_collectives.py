@@ -376,16 +376,17 @@ assert steps == 2 * levels and max(sent) == max(levels, 1) * size
 #
 # **Predict.** Which one is faster for 4 kB, and which for 8 MB?
 #
-# Theory, for machines joined by links of delay α and rate β: time = (rounds that cross a link) × α + (bytes that
-# cross it, one after another) ÷ β. Each of the ring's 2(n-1) rounds crosses it; of the tree's rounds only those between machines
-# do, but each with the whole tensor.
+# Theory, for machines joined by links: time = (rounds that cross a link) × α + (bytes that cross it, one after
+# another) ÷ β. Each of the ring's 2(n-1) rounds crosses it; of the tree's rounds only those between machines do, but each
+# with the whole tensor. β is the link's rate, 1 gbit/s or 125 kB/ms. α is **two** delays, 10 ms: gloo's receiver first tells the
+# sender that it is ready, and only then do the numbers come.
 
 # %%
 levels_between = (num_nodes - 1).bit_length()  # of the tree, those that cross a link
 crossings = {"ring": 2 * (world_size - 1), "tree": 2 * levels_between}
 tensors = {"ring": 2 * (world_size - 1) / world_size, "tree": 2 * levels_between}
 kilobytes = [4 * n / 1000 for n in sizes]
-link_ms = {m: [crossings[m] * 5 + tensors[m] * kb / 125 for kb in kilobytes] for m in crossings}
+link_ms = {m: [crossings[m] * 10 + tensors[m] * kb / 125 for kb in kilobytes] for m in crossings}
 measured_ms = {m: [1000 * max(o["seconds"] for o in costs[m, n]) for n in sizes] for m in crossings}
 
 # %%
@@ -406,8 +407,7 @@ plt.show()
 # %% [markdown]
 # For small tensors the time is rounds × delay, and the tree wins: on 2 machines the ring crosses the link 6 times, the tree
 # twice, once up and once down. As the tensor grows, bytes take over and the ring catches up. Measured times lie above
-# theory, which knows the link only: the calls, the copies and the additions take time too, and all ranks share this computer's
-# cores. (On a local cluster there is no link: you see only the cost of the calls.)
+# theory, which knows the link only: calls, copies and additions take time too, and all ranks share this computer's cores. (On a local cluster there is no link: you see only the cost of the calls.)
 #
 # A tree does **not** change the result. The sums are the same but for rounding, since the order of additions differs; so a model
 # converges the same. NCCL chooses between rings and trees by size and number of nodes. Its trees are double trees, cut
