@@ -71,7 +71,15 @@ def judge_ring(bench: Bench, answer) -> str:
     for world_size in (2, 3, 4):
         for size in (12 * world_size, 12 * world_size + 1, world_size + 1):
             found = bench.ranks(world_size, _ring, answer, size, timeout=6)
-            raise_if_broken(found)
+            try:
+                raise_if_broken(found)
+            except Wrong as wrong:
+                hint = ""
+                if any(f.hung for f in found):
+                    hint = "\nIf that is a recv on every rank, nobody has sent: isend first, then recv"
+                elif "IndexError" in str(wrong):
+                    hint = "\ntorch.chunk may give fewer chunks than asked; tensor_split gives n"
+                raise Wrong(f"{size} numbers: {wrong}{hint}") from None
             total = torch.stack([f.value["before"] for f in found]).sum(0)
             _judge_ring_once(found, total, size, world_size)
     return "equal to the sum at 2, 3 and 4 ranks, with 2(n-1)/n of the tensor sent by each"
