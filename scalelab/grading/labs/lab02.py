@@ -76,7 +76,7 @@ def judge_ring(bench: Bench, answer) -> str:
             except Wrong as wrong:
                 hint = ""
                 if any(f.hung for f in found):
-                    hint = "\nIf that is a recv on every rank, nobody has sent: isend first, then recv"
+                    hint = "\nIf that is recv on every rank, nobody sends: isend first, then recv"
                 elif "IndexError" in str(wrong):
                     hint = "\ntorch.chunk may give fewer chunks than asked; tensor_split gives n"
                 raise Wrong(f"{size} numbers: {wrong}{hint}") from None
