@@ -100,6 +100,8 @@ def main():
     n, port = int(os.environ["WORLD_SIZE"]), int(os.environ["MASTER_PORT"])
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo")
 
     # a connection of one's own to the store that the ranks met at

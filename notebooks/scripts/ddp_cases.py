@@ -108,6 +108,7 @@ def main(cases):
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     for name in args.cases:
         print(json.dumps({"case": name, "rank": rank} | cases[name](rank, device)), flush=True)
+    time.sleep(0.3)  # gloo frees the last tensors in a thread of its own; ending first would abort
     dist.destroy_process_group()
 
 

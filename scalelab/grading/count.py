@@ -12,7 +12,8 @@ from collections.abc import Iterator
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
                "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all",
                "all_to_all_single", "all_gather_object", "broadcast_object_list",
-               "gather_object", "scatter_object_list", "barrier")  # fmt: skip
+               "gather_object", "scatter_object_list", "barrier",
+               "all_gather_single", "reduce_scatter_single", "all_gather_coalesced")  # fmt: skip
 
 
 def _bytes(value) -> int:
@@ -35,6 +36,7 @@ def calls() -> Iterator[list[tuple[str, int]]]:
     seen: list[tuple[str, int]] = []
     names = ("send", "isend", "recv", "irecv", *COLLECTIVES)
     places = [dist, dist.distributed_c10d]
+    names = [name for name in names if hasattr(dist.distributed_c10d, name)]  # by version
     real = {name: getattr(dist.distributed_c10d, name) for name in names}
     inside = [0]  # a collective that is made of others counts once
 

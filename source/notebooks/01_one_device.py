@@ -233,7 +233,7 @@ def seconds_of(function, times):
 
 
 x, y = batch(batch_size)
-step_s = max(seconds_of(lambda: train_step(x, y), 40), 0.004)
+step_s = min(max(seconds_of(lambda: train_step(x, y), 40), 0.004), 0.02)
 wait = 3 * step_s / batch_size
 print(f"a step takes {1000 * step_s:.1f} ms; so each sample waits {1000 * wait:.1f} ms")
 
@@ -283,18 +283,20 @@ plt.show()
 
 # %% tags=["nbval-ignore-output"]
 def tokens_per_second(found):
-    return (len(found) - 1) * batch_size * block_size / found[-1][1]
+    return (len(found) - 1) * batch_size * block_size / found[-1][0]  # from first to last begin
 
 
 computing = {n: spans(n, 16, compute=wait) for n in (0, 1, 2, 4)}
 sweeps = {"samples that wait": waiting, "samples that compute": computing}
 
 # %% tags=["nbval-ignore-output"]
-unit = batch_size * block_size / step_s  # tokens a second of a device that never waits
+T = batch_size * block_size  # tokens in a batch
+load = batch_size * wait  # seconds to read a batch; to train on one, in the runs above:
+train = median(end - begin for found in waiting.values() for begin, end in found)
 fig, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
 for ax, (name, sweep), cores in zip(axes, sweeps.items(), (float("inf"), os.cpu_count())):
-    theory = [4 if n == 0 else max(3 / n, 1, 4 / cores) for n in sweep]
-    ax.plot(list(sweep), [unit / t for t in theory], "--", color="0.5", label="theory")
+    pace = [max(load / n, train, (load + train) / cores) if n else load + train for n in sweep]
+    ax.plot(list(sweep), [T / s for s in pace], "--", color="0.5", label="theory")
     measured = [tokens_per_second(found) for found in sweep.values()]
     ax.plot(list(sweep), measured, "o", color="C0", label="measured")
     ax.set(title=name, xlabel="num_workers", xticks=list(sweep))
@@ -304,8 +306,7 @@ axes[0].legend(loc="lower right", frameon=False)
 plt.show()
 
 # %%
-load, train = 3, 1  # units of time for one batch
-needed = -(-load // train)  # rounded up
+needed = -(-3 // 1)  # 3 units to read a batch, 1 to train on it, rounded up
 print("workers needed: you said", my_workers, "- theory", needed)
 
 # %% [markdown]
@@ -313,7 +314,7 @@ print("workers needed: you said", my_workers, "- theory", needed)
 # pace: `max(load / w, train)`. From `w = load / train` on, the device is the limit, and **more workers give nothing**.
 #
 # On the right, reading is work for a core. All of it together, reading and training, needs 4 units of core time a batch, so
-# no number of workers makes a batch faster than `4 / cores`. There the cure is more cores, or less work: decode
+# no number of workers makes a batch faster than `(load + train) / cores`. There the cure is more cores, or less work: decode
 # once and store the result. (On a GPU the training leaves the cores free.) Points below the line: something else
 # was using the cores.
 #
@@ -543,8 +544,8 @@ else:
 
 # %% [markdown]
 # - **allocated**: tensors that are alive. This is what our formulas predict (rounded up to 512 bytes each).
-# - **reserved**: PyTorch asks CUDA for large segments and keeps them for the next tensors. `empty_cache()` hands unused ones back;
-#   it makes nothing fit that did not fit before, for your own process.
+# - **reserved**: PyTorch asks CUDA for large segments and keeps them for the next tensors. `empty_cache()` hands unused ones back
+#   to other processes. It does not help your own: PyTorch does the same by itself before it gives up.
 # - **nvidia-smi** adds the CUDA *context* (0.5 to 2 GiB for each process: kernels, driver, later NCCL's
 #   buffers). That is why 80 GB are never 80 GB, and why eight devices are not one device of eight times the memory.
 #

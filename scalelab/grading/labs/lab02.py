@@ -13,6 +13,13 @@ from ..follow import Notes, noted, rounds
 from ..verdict import Wrong
 
 
+def _what(value) -> str:
+    """A wrong value, in a few words."""
+    if hasattr(value, "shape"):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return repr(value)[:60]
+
+
 def _one(rank, world_size, answer, cases):
     return [answer(*case) for case in cases]
 
@@ -20,7 +27,7 @@ def _one(rank, world_size, answer, cases):
 def judge_locate(bench: Bench, answer) -> str:
     layouts = [[4], [2, 2], [1], [1, 1], [8, 8, 8], [3, 1], [1, 2, 3]]
     cases = [(rank, layout) for layout in layouts for rank in range(sum(layout))]
-    (found,) = bench.values(1, _one, answer, cases, group=False)
+    (found,) = bench.values(1, _one, answer, cases, group=False, timeout=6)
     for (rank, layout), got in zip(cases, found):
         node, local = 0, rank
         while local >= layout[node]:
@@ -30,9 +37,9 @@ def judge_locate(bench: Bench, answer) -> str:
         if got is None:
             raise Wrong(f"{at}: the function returned None; return (node, local_rank, world_size)")
         try:
-            got_node, got_local, got_world = got
-        except (TypeError, ValueError):
-            raise Wrong(f"{at}: got {got!r}; return (node, local_rank, world_size)") from None
+            got_node, got_local, got_world = (int(number) for number in got)
+        except (TypeError, ValueError, RuntimeError):
+            raise Wrong(f"{at}: got {_what(got)}; return (node, local_rank, world_size)") from None
         if (got_node, got_local, got_world) == want:
             continue
         if got_world != want[2]:
@@ -64,7 +71,15 @@ def judge_ring(bench: Bench, answer) -> str:
     for world_size in (2, 3, 4):
         for size in (12 * world_size, 12 * world_size + 1, world_size + 1):
             found = bench.ranks(world_size, _ring, answer, size, timeout=6)
-            raise_if_broken(found)
+            try:
+                raise_if_broken(found)
+            except Wrong as wrong:
+                hint = ""
+                if any(f.hung for f in found):
+                    hint = "\nIf that is recv on every rank, nobody sends: isend first, then recv"
+                elif "IndexError" in str(wrong):
+                    hint = "\ntorch.chunk may give fewer chunks than asked; tensor_split gives n"
+                raise Wrong(f"{size} numbers: {wrong}{hint}") from None
             total = torch.stack([f.value["before"] for f in found]).sum(0)
             _judge_ring_once(found, total, size, world_size)
     return "equal to the sum at 2, 3 and 4 ranks, with 2(n-1)/n of the tensor sent by each"
@@ -80,8 +95,7 @@ def _judge_ring_once(found: list[Rank], total, size: int, n: int) -> None:
     for f in found:
         got = f.value["got"]
         if not isinstance(got, torch.Tensor) or got.shape != total.shape:
-            shape = tuple(got.shape) if isinstance(got, torch.Tensor) else repr(got)[:60]
-            raise Wrong(f"{where}: rank {f.rank} has {shape}, it should have {tuple(total.shape)}")
+            raise Wrong(f"{where}: rank {f.rank} has {_what(got)}; its shape is ({size},)")
         if torch.equal(got, f.value["before"]):
             raise Wrong(f"{where}: rank {f.rank}'s tensor is as before: return the sum, or "
                         "write it into the tensor that was given")  # fmt: skip
@@ -134,8 +148,7 @@ def _exchange(rank, world_size, box, notes, size):
             got = answer(x)
             notes.add(rank, "returned")
             if not isinstance(got, torch.Tensor) or got.shape != x.shape:
-                shape = tuple(got.shape) if isinstance(got, torch.Tensor) else repr(got)[:60]
-                found.append({"shape": str(shape)})
+                found.append({"shape": _what(got)})
                 continue
             span = (float(got.min()), float(got.max())) if not got.isnan().any() else (NAN, NAN)
             found.append({"span": span})
@@ -229,6 +242,8 @@ def _judge_exchange_values(found, seen, n: int, size: int, where: str) -> None:
             if name := _unwaited(seen):
                 raise Wrong(_not_waited(name, where))
             low, high = got["span"]
+            if low != low:
+                raise Wrong(f"{where}: rank {f.rank} has NaN in it")
             has = f"{low:g}" if low == high else f"{low:g} to {high:g}"
             at = f"{where}: rank {f.rank} has {has}, its left neighbour gave {want:g}"
             if got["span"] == (100.0 * turn + f.rank,) * 2:
@@ -308,7 +323,8 @@ def _own(text: str) -> int:
 
 def judge_report(bench: Bench, answer) -> str:
     made = _mismatches(bench)
-    (found,) = bench.values(1, _one, answer, [(list(texts),) for _, texts in made], group=False)
+    (found,) = bench.values(1, _one, answer, [(list(texts),) for _, texts in made], group=False,
+                            timeout=6)  # fmt: skip
     for (plan, texts), got in zip(made, found):
         _judge_report_once(plan, texts, got)
     return "three fresh mismatches read from their reports: operations, shapes, and who was where"
@@ -320,9 +336,9 @@ def _judge_report_once(plan: dict, texts: list[str], got) -> None:
     try:
         number, calls = got
         calls = {int(r): (str(op), [int(s) for s in shape]) for r, (op, shape) in calls.items()}
-    except (TypeError, ValueError, AttributeError):
-        raise Wrong(f"{where}: got {str(got)[:80]}; return (sequence number, {{rank: (operation, "
-                    "shape)}}), a shape as a list of whole numbers") from None  # fmt: skip
+    except (TypeError, ValueError, AttributeError, RuntimeError):
+        raise Wrong(f"{where}: got {_what(got)}; return (sequence number, {{rank: (operation, "
+                    "shape)}), a shape as a list of whole numbers") from None  # fmt: skip
     if number != plan["before"]:
         if number == plan["before"] + 1:
             hint = "SequenceNumber counts from 0; return it as the report gives it"
@@ -366,9 +382,9 @@ def _broadcast(rank, world_size, box, notes, size):
         got = box[0].load()(x)
     got = x if got is None else got
     if not isinstance(got, torch.Tensor) or got.shape != x.shape:
-        return {"shape": repr(got)[:60]}
+        return {"shape": _what(got)}
     return {"right": bool(torch.equal(got, truth)),
-            "untouched": bool((got == -1).all())}  # fmt: skip
+            "untouched": bool((got == -1).all()), "nan": bool(got.isnan().any())}  # fmt: skip
 
 
 def judge_broadcast(bench: Bench, answer) -> str:
@@ -387,9 +403,11 @@ def judge_broadcast(bench: Bench, answer) -> str:
             raise Wrong(f"{where}: this calls {', '.join(sorted(used))}; use send and recv")
         for f in found:
             if "shape" in f.value:
-                raise Wrong(f"{where}: rank {f.rank} returned {f.value['shape']}, not the tensor")
+                raise Wrong(f"{where}: rank {f.rank} returned {f.value['shape']}, not x")
             if f.value["untouched"]:
                 raise Wrong(f"{where}: rank {f.rank}'s tensor is as before: nothing reached it")
+            if f.value["nan"]:
+                raise Wrong(f"{where}: rank {f.rank} has NaN in it")
             if not f.value["right"]:
                 raise Wrong(f"{where}: rank {f.rank} has other numbers than rank 0")
         need, took = (n - 1).bit_length(), rounds(notes, n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...bench import Bench
 from ...verdict import Wrong
-from .parts import ROWS, data, flat, net
+from .parts import ROWS, data, flat, net, warm
 
 MICRO = 4
 
@@ -60,6 +60,7 @@ def _accumulate_alone(rank, world_size, n):
 
 
 def judge_accumulation(bench: Bench, answer) -> str:
+    warm()
     for n in (2, 3):
         (want,) = bench.values(1, _accumulate_alone, n)
         values = bench.values(n, _accumulate, answer, timeout=8)

@@ -5,6 +5,11 @@ from __future__ import annotations
 ROWS, WIDTH = 6, 8
 
 
+def warm() -> None:
+    """Import once, before ranks are forked, what each rank's optimizer would: a second a rank."""
+    import torch._dynamo  # noqa: F401
+
+
 def net():
     import torch
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...bench import Bench, raise_if_broken
 from ...verdict import Wrong
+from .parts import warm
 
 ONE_DEVICE = Path(__file__).parents[4] / "notebooks" / "scripts" / "train_one.py"
 MAX_LINES = 15
@@ -97,6 +98,7 @@ def judge_script(bench: Bench, answer) -> str:
         compile(text, "my_train_ddp.py", "exec")
     except SyntaxError as e:
         raise Wrong(f"line {e.lineno} is not Python: {e.msg}") from None
+    warm()
     with tempfile.TemporaryDirectory(prefix="scalelab-") as folder:
         Path(folder, "text.txt").write_text(_LINE * 30)
         (one,) = bench.values(1, _run_script, old, GLOBAL_BATCH, folder, group=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ... import count
 from ...bench import Bench, raise_if_broken
 from ...verdict import Wrong
-from .parts import ROWS, data, flat, net
+from .parts import ROWS, data, flat, net, warm
 
 UNEVEN = {2: (5, 3), 3: (2, 4, 3)}
 
@@ -45,6 +45,7 @@ def _uneven_alone(rank, world_size, counts, active_only):
 
 
 def judge_uneven(bench: Bench, answer) -> str:
+    warm()
     for n, counts in UNEVEN.items():
         refs = [bench.values(1, _uneven_alone, counts, a)[0] for a in (False, True)]
         found = bench.ranks(n, _uneven, answer, timeout=8)
