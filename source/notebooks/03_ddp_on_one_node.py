@@ -272,7 +272,7 @@ for number, (at, size) in enumerate(zip(b["sent"], b["bytes"])):
     ax.annotate(label, (1000 * at, -0.15), (1000 * at, low), arrowprops=line)
 ax.axvline(1000 * b["end"], color="0.4", linestyle=":")
 ax.annotate("backward returns", (1000 * b["end"], 1.5), xytext=(-4, 0), textcoords="offset points", ha="right")
-ax.set(yticks=[0, 1], yticklabels=["bucket sent", "gradient ready"], ylim=(-2.1, 1.9))
+ax.set(yticks=[0, 1], yticklabels=["bucket sent", "gradient ready"], ylim=(-2.1, 1.9), xlim=(0, 1250 * b["end"]))
 ax.set_xlabel("time since backward began, rank 0 (ms)")
 plt.show()
 
