@@ -71,7 +71,8 @@ def _own(text: str) -> int:
 
 def judge_report(bench: Bench, answer) -> str:
     made = _mismatches(bench)
-    (found,) = bench.values(1, call_each, answer, [(list(texts),) for _, texts in made], group=False,
+    cases = [(list(texts),) for _, texts in made]
+    (found,) = bench.values(1, call_each, answer, cases, group=False,
                             timeout=6)  # fmt: skip
     for (plan, texts), got in zip(made, found):
         _judge_report_once(plan, texts, got)
