@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 
-from . import __version__, cluster, grading, runs
+from . import __version__, cluster, runs
 from .cluster import ClusterError, UsageError
 from .runs import Run, RunError
 
@@ -219,6 +219,8 @@ def do_clean(args: argparse.Namespace) -> int:
 
 def do_check(args: argparse.Namespace) -> int:
     """`scalelab check`."""
+    from . import grading
+
     try:
         path = grading.find_notebook(args.lab)
     except FileNotFoundError as e:
@@ -242,6 +244,8 @@ def do_check(args: argparse.Namespace) -> int:
 
 def do_progress(args: argparse.Namespace) -> int:
     """`scalelab progress`."""
+    from . import grading
+
     done = grading.summary()
     if args.json:
         print(json.dumps(done))

@@ -16,11 +16,9 @@ import errno
 import socket
 from dataclasses import dataclass
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
 from . import firewall, shaping
 from .link import Link
+from .netlink import IPRoute, NetlinkError
 from .switch_process import SwitchProcess
 
 # The rack's ends take whatever the hosts send: a host's own MTU, or `port_mtu`, sets the limit.

@@ -11,10 +11,8 @@ import fcntl
 import socket
 import struct
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
 from .link import Link
+from .netlink import IPRoute, NetlinkError
 
 # A bucket of tokens lets so much of an idle link's rate through at once. A larger one hides the
 # rate from short messages, a smaller one loses tokens whenever a busy machine wakes the shaper

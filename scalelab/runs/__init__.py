@@ -176,7 +176,7 @@ def _launch(script, args, cluster, nproc, timeout, directory, run_id, node_env, 
         "script_sha256": hashlib.sha256(read_script(script)[1]).hexdigest(),
         "command": shlex.join(by_hand), "agents": commands, "env": env,
         "node_env": {str(i): v for i, v in node_env.items()},
-        "seed": _seed(args), "versions": versions(), "cluster": cluster.kind,
+        "seed": _seed(args), "cluster": cluster.kind,
         "separate_hosts": not local, "why_local": cluster.why, "link": cluster.link,
         "racks": cluster.racks, "nproc_per_node": nproc, "max_restarts": max_restarts,
         "nodes": [{"name": n.name, "addr": n.addr} for n in cluster.nodes],
@@ -189,6 +189,8 @@ def _launch(script, args, cluster, nproc, timeout, directory, run_id, node_env, 
         raise UsageError(f"run directory {directory}: {run.problems[0]}")
     try:
         run._start(commands, envs, timeout)
+        run.manifest["versions"] = versions()  # looked up while torch is being imported
+        run.save()
     except BaseException:
         run.status = "failed"
         run.save()

@@ -8,7 +8,6 @@ import selectors
 import signal
 import threading
 import time
-from importlib import metadata
 from math import inf
 from pathlib import Path
 
@@ -375,6 +374,7 @@ class _Lines:
 def versions() -> dict[str, str]:
     """Python's, torch's and ScaleLab's, without importing torch."""
     import platform
+    from importlib import metadata
 
     try:
         torch = metadata.version("torch")
