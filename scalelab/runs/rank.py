@@ -197,6 +197,7 @@ def main() -> int:
         event="exit", rank=rank, code=code, time=time.time(),
         error_time=log.failed_at(code),
         error=log.last_error(code) if code else "", log_problem=log.problem, attempt=attempt,
+        memory_mb=_peak_mb(),
     )  # fmt: skip
     if code < 0:
         _no_core_file()
@@ -221,6 +222,14 @@ def _copy(child: subprocess.Popen, log: Log) -> None:
             return
         if over_at is None and child.poll() is not None:
             over_at = time.monotonic()
+
+
+def _peak_mb() -> float:
+    """Peak resident memory of the script, or of its largest helper, in units of 1e6 bytes."""
+    import resource
+
+    kib = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
+    return round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * kib / 1e6, 1)
 
 
 def _in_child() -> None:

@@ -1,6 +1,7 @@
 """The files of a run's directory.
 
-manifest.json        command, versions, link settings, seed, times, and how it ended
+manifest.json        command, versions, link settings, seed, times, how it ended, and of each rank
+                     its exit and peak memory (memory_mb, of 1e6 bytes)
 logs/rankN.log       what rank N printed (stdout and stderr, in order)
 logs/nodeN.log       what node N's torchrun agent said
 metrics/rankN.jsonl  one JSON object per optimizer step, written by the script:

@@ -252,7 +252,7 @@ class Run:
                     # takes to shut down; a peer can notice and exit sooner.
                     at = event["error_time"] or event["time"]
                     entry["failed_at"] = at - SUDDEN if -event["code"] in NO_LAST_WORDS else at
-                    entry["why"] = event["error"]
+                    entry["why"], entry["memory_mb"] = event["error"], event["memory_mb"]
             if event["log_problem"]:
                 self.problems.append(f"rank {event['rank']}'s log: {event['log_problem']}")
 

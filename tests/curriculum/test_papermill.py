@@ -10,11 +10,13 @@ import papermill
 import pytest
 
 import build
+from scalelab import runs
 
 ROOT = Path(__file__).resolve().parents[2]
 SECOND_SET = {"num_nodes": 1, "nproc_per_node": 2}
 LIMIT_S = 180
 SHARED_MACHINE = 1.5  # other work may be on the same cores
+RANK_MB = 400  # peak resident memory of a rank, in units of 1e6 bytes
 
 
 def has_parameters(path):
@@ -52,6 +54,17 @@ def test_runs_with_a_second_parameter_set(path, tmp_path, kernel_env):
     if path is None:
         pytest.skip("there is no notebook with a parameters cell yet")
     run_with_second_set(path, tmp_path, kernel_env)
+    peaks = rank_peaks(Path(kernel_env["SCALELAB_HOME"]))
+    assert not peaks or max(peaks) <= RANK_MB, peaks
+    # Lesson 01 trains in the notebook itself; the others on ranks.
+    assert bool(peaks) == (not path.stem.startswith("01")), f"{len(peaks)} ranks have run"
+
+
+def rank_peaks(home):
+    """Peak memory (MB) of every rank of every run below `home` that told it."""
+    manifests = [runs.read_manifest(path.parent) for path in home.glob("runs/*/manifest.json")]
+    ranks = [rank for manifest in manifests for rank in manifest["ranks"]]
+    return [rank["memory_mb"] for rank in ranks if rank.get("memory_mb")]
 
 
 @pytest.mark.slow

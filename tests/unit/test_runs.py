@@ -260,6 +260,15 @@ def test_long_errors_in_any_script_arrive(launch, letter):
     assert run.first_failure["error"].endswith("the end")
 
 
+def test_peak_memory_of_each_rank_is_recorded(launch):
+    run = launch("""
+import os
+held = b"x" * (200_000_000 * int(os.environ["RANK"]))
+""").wait(30)
+    small, large = (rank["memory_mb"] for rank in runs.read_manifest(run.dir)["ranks"])
+    assert 5 < small < 100 and 200 < large < small + 250
+
+
 def test_exit_code_without_a_traceback(launch):
     run = launch("import sys; print('so long'); sys.exit(3)").wait(30)
     assert run.first_failure["error"] == "exited with code 3\nso long"
