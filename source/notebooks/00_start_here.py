@@ -58,8 +58,8 @@ from scalelab.panels import RunPanel, draw_progress
 # ## 1. What can this computer be?
 #
 # To a training job, another machine is three things: a host name, an address, and a network between them.
-# Linux can give these to any group of processes. Such a group is a *namespace*: the processes in it see a host name,
-# network cards and a process list of their own. ScaleLab makes one for each machine you ask for. It needs no root
+# Linux can give these to any group of processes. What such a group sees is its *namespace*: a host name,
+# network cards and a process list of its own. ScaleLab makes one for each machine you ask for. It needs no root
 # and leaves nothing behind.
 #
 # Ask this computer what it can do:
@@ -299,11 +299,12 @@ assert result["same"]
 #     scripts/train_ddp.py --steps 200
 # ```
 #
-# The script takes CUDA and NCCL where it finds them. With Slurm, one line starts the same command on both:
+# The script takes CUDA and NCCL (NVIDIA's library that moves tensors between GPUs) where it finds them. With Slurm, one line starts the same command on both:
 #
 # ```
-# srun --nodes=2 --ntasks-per-node=1 torchrun --nnodes=2 ... the same as above
+# srun --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 torchrun --nnodes=2 ... the same as above
 # ```
+# (inside an `sbatch` or `salloc` job; there the first node's name is `$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n1)`)
 #
 # Three things were done for you here and are yours there: the script, the data and the same versions of Python and
 # PyTorch must be on both machines; `gpu-a` must resolve to an address that the other machine reaches; port 29500 and
@@ -316,7 +317,8 @@ assert result["same"]
 # - More ranks take in more tokens a step. Compare tokens a second, with the global batch beside them.
 # - The same command runs on every machine. Rendezvous numbers the ranks; `torchrun` starts nothing remotely.
 # - A slower link changes the time of a step and nothing else.
-# - Two machines are proven by the names and addresses that the ranks found, not by the world size.
+# - Two machines, as the job sees them, are proven by the names and addresses that the ranks found, not by the world size.
+#   (On a real cluster compare `/proc/sys/kernel/random/boot_id` too: containers of one host share it, and so do ours.)
 #
 # ## Check yourself
 #

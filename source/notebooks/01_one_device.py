@@ -403,8 +403,8 @@ table([
 assert (parameters, gradients, state) == (4 * P, 4 * P, 8 * P + 4 * each)
 
 # %% [markdown]
-# **16 bytes a parameter**, four times the size of the weights: a model whose float32 file has 4 GB needs 16 GB before
-# it has seen one token. Plain SGD has no state (8 bytes a parameter), SGD with momentum one number (12 bytes).
+# **16 bytes a parameter**, four times the size of the weights: a model whose float32 file has 4 GB needs 16 GB from its
+# first step on, activations not counted. Plain SGD has no state (8 bytes a parameter), SGD with momentum one number (12 bytes).
 #
 # **Activations.** PyTorch keeps, for backward, the inputs of most operations. It hands each tensor that it keeps to a *hook* if
 # you ask. So we can count them, one by one, by their storage: the queries, keys and values are three views of one.
@@ -521,8 +521,9 @@ plt.show()
 # ### What the system shows is something else
 
 # %% tags=["nbval-ignore-output"]
-peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux, bytes on macOS
-print(f"peak resident memory of this process: {peak_kb * 1024 / 1e6:8.0f} MB")
+unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+print(f"peak resident memory of this process: {peak / 1e6:8.0f} MB")
 print(f"parameters, gradients, AdamW state:   {16 * P / 1e6:8.1f} MB")
 print(f"activations of one batch:             {activation_theory(batch_size) / 1e6:8.1f} MB")
 
@@ -568,7 +569,7 @@ print("free places:", segment.count(False), " a tensor of 2 fits:", fits)
 # %% [markdown]
 # ## 4. Mixed precision
 #
-# bfloat16 has 2 bytes: the range of float32 and fewer digits. float16 has the digits and a small range.
+# bfloat16 has 2 bytes: the range of float32 and fewer digits. float16 has more digits than bfloat16 (about 3 against 2), and a small range.
 
 # %%
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -804,7 +805,8 @@ plt.show()
 # %% [markdown]
 # Lower and longer. Forward keeps one unit a block in place of more than 16. In backward each block is run again, and for that
 # moment has all its activations: the teeth. So the peak is *the inputs of all blocks + the activations of one*, not the inputs
-# alone. The price is nearly one more forward pass: 4 units of arithmetic for 3, a third more time at most.
+# alone. The price is nearly one more forward pass: 4 units of arithmetic for 3, a third more at most. (The profiler
+# and other programs stretch the time axis above.)
 #
 # It cuts activations only. Where the 16 bytes a parameter do not fit, it cannot help.
 
@@ -840,7 +842,7 @@ def on_one_device(layers, width, vocabulary=50257, block=1024, memory_gb=80, tfl
     one_block = block * 36 * width  # a block that is being run again, autocast
     head = block * 4 * vocabulary * 2  # probabilities, and their gradient
     gb = (18 * P + inputs + one_block + head) / 1e9
-    days = 6 * P * 20 * P / (tflops * 1e12) / 86400
+    days = 8 * P * 20 * P / (tflops * 1e12) / 86400  # forward, forward again, backward: 2 + 2 + 4
     return P / 1e9, gb, days, gb < 0.9 * memory_gb
 
 
@@ -892,7 +894,7 @@ print("your num_nodes x nproc_per_node:", num_nodes * nproc_per_node)
 # - float32 with AdamW: 4 + 4 + 8 = 16 bytes a parameter. Activations: 16 numbers a layer, token and width, times the batch.
 # - bf16 autocast shrinks activations to a bit more than half, and nothing else.
 # - Accumulation equals the large batch if each sample has its weight; Adam hides it when it does not.
-# - Checkpointing keeps one number in place of 16 and pays up to a third more time.
+# - Checkpointing keeps one number in place of 16 and pays up to a third more arithmetic.
 # - One device is enough while 18 *P* bytes + activations fit and 6 *P* × tokens operations are done in time.
 #
 # ## Check yourself

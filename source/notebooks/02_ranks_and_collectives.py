@@ -22,7 +22,7 @@
 # # Make ranks talk to each other
 #
 # You start a few processes, have them introduce themselves, and follow their numbers from one to the other: first with
-# `send` and `recv`, then with the seven collectives that all distributed training is made of. Then you break them.
+# `send` and `recv`, then with the seven collectives that most distributed training is made of. Then you break them.
 #
 # **You will be able to**
 # 1. say what `RANK`, `LOCAL_RANK`, `GROUP_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` mean, for any layout;
@@ -136,6 +136,9 @@ for said, nproc in ((on_one_host, world_size), (on_all_hosts, nproc_per_node)):
 # %% [markdown]
 # ## 2. Where they meet: the store
 #
+# Two words first. The library that moves the tensors is the **backend**: *gloo* between CPUs, *NCCL* between NVIDIA GPUs. The
+# ranks that call a collective together are a **process group**; `init_process_group` makes the one of all ranks.
+#
 # `init_process_group` takes each rank to `MASTER_ADDR:MASTER_PORT`. There a **store** listens: a small dictionary that all
 # ranks can read and write. It belongs to the first machine's `torchrun`. Each rank writes under its own key the address at which
 # it can be reached, and waits until it can read the keys of the others.
@@ -179,7 +182,7 @@ for one in says.get("connections", []):
           f"{one['elsewhere']} straight to other ranks")  # fmt: skip
 
 # %% [markdown]
-# Each rank is connected **straight** to every other rank, on ports of their own. The store only told them the addresses.
+# With gloo, each rank is connected **straight** to every other rank, on ports of their own. The store only told them the addresses.
 # (Two connections to the store: PyTorch's, and one that the script opened to look into it.) So:
 #
 # - the master is a meeting point, not a parameter server; it is not a bottleneck for gradients;
@@ -311,7 +314,8 @@ draw([("ring", panels("ring"))], ["start", *(f"round {k + 1}" for k in range(rou
 # %% [markdown]
 # Follow the first column, chunk 0. In round 1 rank 0 sends it to rank 1, which adds its own; in round 2 rank 1 sends it on, and
 # so forth; every round adds a digit. After n-1 rounds each rank holds one dark cell, a complete sum, and another one on
-# each rank: that is the reduce-scatter. Then the dark cells go round.
+# each rank: that is the reduce-scatter. (This ring ends with chunk r + 1 on rank r; `reduce_scatter` promises chunk r. Only the
+# numbering differs.) Then the dark cells go round.
 #
 # **Compare.** In each of 2(n-1) rounds a rank sends one chunk of S/n bytes:
 #
@@ -412,7 +416,9 @@ plt.show()
 
 # %% [markdown]
 # For small tensors the time is rounds × delay, and the tree wins: on 2 machines the ring crosses the link 6 times, the tree
-# twice, once up and once down. As the tensor grows, bytes take over and the ring catches up. Measured times lie above
+# twice, once up and once down. As the tensor grows, bytes take over and the ring catches
+# up: by the formula, with 4 ranks on 2 machines, the lines cross at 10 MB, where 60 + 1.5 S/125 = 20 + 2 S/125 (S in kB). At
+# 8 MB the tree is still a little ahead. Measured times lie above
 # theory, which knows the link only: calls, copies and additions take time too, and all ranks share this computer's cores. (On a local cluster there is no link: you see only the cost of the calls.)
 #
 # A tree neither saves bytes nor changes the result. The sums are the same but for rounding, since the order of additions differs; so a model
@@ -479,7 +485,8 @@ symptoms("mended")
 # and is the form that NCCL wants.
 #
 # Two things cure nothing. A `barrier` lets all ranks reach the deadlock together. And *send, then recv* on every rank
-# only moves it: with gloo and NCCL a `send` is not done before its receiver has come, so now all stand in `send`. (Some MPI
+# only moves it: with gloo a `send` is not done before its receiver has come, so now all stand in `send`; with NCCL the wait shows at
+# the next synchronisation. (Some MPI
 # libraries let small messages through, and hang at larger ones.)
 #
 # ## 8. What goes wrong: not everyone comes
@@ -505,8 +512,9 @@ symptoms("too-small")
 # %% [markdown]
 # Too large looks like the duplicate, but the missing rank is one that was never meant to exist. Too small is the worst: one process
 # fails at once, the others **train happily without it** and report a smaller sum. Always print the world size that you got
-# next to the one that you wanted. `torchrun` numbers the ranks itself and none of the three can happen, unless a script
-# overrides its numbers.
+# next to the one that you wanted. `torchrun` numbers the ranks itself and none of the three can happen inside one
+# rendezvous, unless a script overrides its numbers. But leave out `--nnodes` on two machines, and you have two jobs of half the
+# size, and neither complains.
 #
 # ## 9. What goes wrong: ranks that disagree
 #

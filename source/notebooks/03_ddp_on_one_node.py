@@ -185,10 +185,14 @@ for e in equal:
 # the ranks and divides by N. So you do not divide the loss by N, and you do not multiply the learning rate, as long as the
 # global batch stays the same.
 #
+# One thing this proof cannot show: AdamW divides out a gradient that is N times too long (lesson 01, section 5), so it proves
+# the data and the order of the work, not the factor. Lab 03.1 repeats it with SGD, which shows the factor too.
+#
 # The rest, some 1e-7, is rounding: the numbers are summed in another order. Bit-for-bit equality is not promised.
 #
 # Where the ranks' shares are *not* of equal size (sentences of different lengths, a loss that ignores padding), the mean
-# of the ranks' means is not the mean. Then sum the loss, all-reduce the number of tokens, and divide by that:
+# of the ranks' means is not the mean. Then sum the loss, divide by the number of tokens on *all* ranks (an all-reduce), and
+# multiply by the number of ranks, because DDP will divide by it:
 
 # %%
 losses = [torch.full([10], 4.0), torch.full([30], 2.0)]  # per token, on two ranks
@@ -205,7 +209,7 @@ print("mean over all tokens:    ", torch.cat(losses).mean().item())
 my_guess = None  # "forward", "backward" or "step"
 
 # %% [markdown]
-# A *communication hook* is called by DDP for everything that it sends, so we can count. `apart` is the largest difference
+# A *communication hook* is called by DDP for every bucket of gradients that it sends, so we can count. `apart` is the largest difference
 # between two ranks' copies. Every rank has other data:
 
 # %%
@@ -231,7 +235,8 @@ print("weights before wrapping: {}, after: {}, after the step: {}".format(*state
 # nothing: every rank takes the same step from the same weights, and so the copies stay equal.
 #
 # The *same weights* come from the wrapping: each rank started from a seed of its own here, and `DistributedDataParallel(model)`
-# sent rank 0's weights to all. It does so once. After that nobody compares them: if one rank's optimizer had another
+# sent rank 0's weights to all. It does so once for the weights. (Buffers, such as BatchNorm's running averages, go out from
+# rank 0 before each forward.) After that nobody compares them: if one rank's optimizer had another
 # setting, the copies would part without an error. Lesson 06 shows that.
 #
 # Three consequences:
@@ -310,7 +315,8 @@ print("every sample once:", sorted(sum(parts, [])) == list(samples))
 
 # %% [markdown]
 # Now what goes wrong. "`shuffle=True` in the DataLoader is fine on one machine": there, every rank shuffles *for itself*.
-# In the time of one epoch each of 4 ranks reads a quarter as many samples, from its own order. How many of all samples
+# Left alone, each rank would go through *all* samples, and an epoch would be 4 times as long; so count after one epoch's worth
+# of reading: each of 4 ranks reads a quarter as many samples, from its own order. How many of all samples
 # has anybody seen by then? And how many if all ranks also have the same seed?
 
 # %%
@@ -356,7 +362,7 @@ ax.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# **Theory.** A rank misses a sample with probability 1 − 1/n; all n miss it with (1 − 1/n)ⁿ: about a third, for any n. With
+# **Theory.** A rank misses a sample with probability 1 − 1/n; all n miss it with (1 − 1/n)ⁿ: a quarter for 2 ranks, 32 % for 4, never more than 37 %. With
 # one seed for all, everybody reads the same quarter, the average of four equal gradients is one of them, and three ranks
 # work for nothing. The loss falls in all three cases and nothing warns you.
 #
@@ -430,7 +436,7 @@ print("same gradient:", abs(n["plain gradient"] - n["no_sync gradient"]) < 1e-5)
 show("ddp_traps.py", "uneven")
 
 # %% [markdown]
-# Nothing will happen, for ever. So that this page goes on, the script sets an alarm: after 3 s, Python prints where a
+# Nothing, until gloo's patience of 30 minutes ends. So that this page goes on, the script sets an alarm: after 3 s, Python prints where a
 # rank stands, and after 5 s rank 0 ends. (`faulthandler.dump_traceback_later` is in the standard library; keep it.)
 
 
@@ -562,21 +568,21 @@ for s in strong[1:]:
 
 # %% [markdown]
 # **Why it bends.** Read the right picture from the bottom. The blue part should halve with each doubling, and can do so as
-# long as every rank has a core of its own. Beyond the number of cores, ranks take turns. (Every GPU rank has a GPU of its own, and
+# long as every rank has a core of its own. Beyond the number of cores, ranks take turns, and the turns cost time of their own. (Every GPU rank has a GPU of its own, and
 # there this part does halve, until a rank's batch is too small to fill the GPU.) The orange part does not shrink with
 # more ranks: the gradients have the same size however many share the batch, and each rank sends 2(n−1)/n of them.
 # (What one rank shows of it is DDP's own work: it copies gradients into buckets, and nobody is there to send to.)
 # With compute C on one rank and exposed communication T, a step takes C/n + T. So the speed-up is C / (C/n + T), and
 # stays below C/T with any number of ranks.
 #
-# Weak scaling keeps C on each rank, and pays the same T: where cores do not run out, its efficiency C / (C + T) does not
-# fall with n. But it is another training: the global batch has grown.
+# Weak scaling keeps C on each rank, and pays the same T: where cores do not run out, its efficiency C / (C + T) falls
+# little once n is large (T holds 2(n−1)/n, which is nearly 2 from then on). But it is another training: the global batch has grown.
 #
 # ## 10. Global batch and learning rate
 #
 # With 4 ranks and the same batch on each, one step takes in 4 times as much. There are 4 times fewer steps in an epoch, each
-# with a less noisy gradient. Does the learning rate have to grow? One device can tell, since N ranks equal it: the same
-# 1,280 sequences, in steps of 8 or of 32.
+# with a less noisy gradient. Does the learning rate have to grow? One device can tell, since N ranks equal it: as many
+# sequences, 1,280, in steps of 8 or of 32.
 
 # %%
 sys.path.insert(0, "scripts")
@@ -605,7 +611,7 @@ plt.show()
 
 # %% [markdown]
 # The larger batch with the old rate has made a quarter of the steps, each about as long, and has come less far. A higher
-# rate makes up for most of that. *Times n* with a warm-up is a rule for SGD, published for ImageNet up to a
+# rate makes up for most or all of that. *Times n* with a warm-up is a rule for SGD, published for ImageNet up to a
 # batch of 8,192 images (Goyal et al., 2017); with Adam, the square root of n is a common start. Neither is a law, and both
 # fail above some batch size. Short runs like this one show the direction only; tune on your own model.
 #
