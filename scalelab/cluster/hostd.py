@@ -66,6 +66,16 @@ def reap() -> list[tuple[int, int]]:
         ended.append((pid, os.waitstatus_to_exitcode(status)))
 
 
+def wake_on_child() -> tuple[socket.socket, socket.socket]:
+    """(a socket that becomes readable whenever a child ends, its other end, to be kept)."""
+    wake, poke = socket.socketpair()
+    for s in (wake, poke):
+        s.setblocking(False)
+    signal.set_wakeup_fd(poke.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return wake, poke
+
+
 class Host:
     """The loop. `sock` leads to the owner; its end is this host's end."""
 
@@ -89,11 +99,7 @@ class Host:
 
     def serve(self) -> None:
         """Answer requests until the owner goes away."""
-        wake, poke = socket.socketpair()
-        for s in (wake, poke):
-            s.setblocking(False)
-        signal.set_wakeup_fd(poke.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        wake, _poke = wake_on_child()
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(sig, signal.SIG_IGN)
         watch = selectors.DefaultSelector()

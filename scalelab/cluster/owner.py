@@ -44,11 +44,7 @@ class Owner:
 
     def serve(self) -> None:
         """Until the client, or the waiter outside, is gone, or the client says close."""
-        wake, poke = socket.socketpair()
-        for s in (wake, poke):
-            s.setblocking(False)
-        signal.set_wakeup_fd(poke.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        wake, _poke = hostd.wake_on_child()
         self.watch.register(wake, selectors.EVENT_READ, "child")
         self._tell({"event": "ready"})
         while True:

@@ -24,7 +24,6 @@ from .record import (
     RunError,
     home,
     make_run_dir,
-    merge_metrics,
     read_log,
     read_manifest,
     read_metrics,
@@ -32,7 +31,7 @@ from .record import (
 from .run import KEEPER, Run, versions
 
 __all__ = [
-    "Run", "RunError", "home", "launch", "merge_metrics", "read_log", "read_manifest",
+    "Run", "RunError", "home", "launch", "read_log", "read_manifest",
     "read_metrics", "resume", "who",
 ]  # fmt: skip
 
