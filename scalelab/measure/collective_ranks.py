@@ -1,0 +1,211 @@
+"""Time a collective over a range of sizes, as nccl-tests does, on gloo or NCCL, and check the sums.
+
+    torchrun --nproc-per-node 2 collective_ranks.py --op all-reduce --sizes 4096 1048576
+
+Sizes are bytes; for all-gather and reduce-scatter they are those of the whole, n times a rank's
+part. A row's time is the median over rounds, each of several operations one after another, and the
+mean over ranks; spread is the distance of the quartiles over the median. wire_bytes is what one
+host sent through its network interface for one operation, headers included, as the kernel counts.
+"""
+import argparse
+import json
+import os
+import sys
+import time
+from statistics import median, quantiles
+
+import torch
+import torch.distributed as dist
+
+FACTORS = {  # busbw over algbw
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: (n - 1) / n,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0 if n > 1 else 0.0,
+    "send-recv": lambda n: 1.0 if n > 1 else 0.0,
+}
+PIECE = 1 << 20  # numbers compared at once: a check must not need the memory of the whole
+ROUND = 0.02  # seconds: a round is at least this long, so that the clock is no part of it
+MIN_ROUNDS, MAX_ROUNDS = 5, 40
+
+
+class Collective:
+    """One operation on buffers of one size."""
+
+    def __init__(self, op, nbytes, dtype, device, rank, n):
+        self.op, self.rank, self.n, self.calls = op, rank, n, 0
+        part = max(nbytes // dtype.itemsize // n, 1)  # numbers of one rank's part
+        whole = part * n if op in ("all-gather", "reduce-scatter") else max(
+            nbytes // dtype.itemsize, 1)
+        self.nbytes = whole * dtype.itemsize
+        make = {"dtype": dtype, "device": device}
+        self.x = torch.zeros(part if op == "all-gather" else whole, **make)
+        self.out = {"all-gather": lambda: torch.zeros(whole, **make),
+                    "reduce-scatter": lambda: torch.zeros(part, **make),
+                    "send-recv": lambda: torch.zeros(whole, **make)}.get(op, lambda: self.x)()
+
+    def __call__(self):
+        self.calls += 1
+        if self.op == "all-reduce":
+            dist.all_reduce(self.x)
+        elif self.op == "all-gather":
+            dist.all_gather_into_tensor(self.out, self.x)
+        elif self.op == "reduce-scatter":
+            dist.reduce_scatter_tensor(self.out, self.x)
+        elif self.op == "broadcast":
+            # Another root each time: from one root a rank could send the next before the last one
+            # has arrived, and the latency would not show.
+            dist.broadcast(self.x, src=self.calls % self.n)
+        elif self.n > 1:  # everyone sends to the next rank and receives from the one before
+            coming = dist.irecv(self.out, src=(self.rank - 1) % self.n)
+            going = dist.isend(self.x, dst=(self.rank + 1) % self.n)
+            coming.wait()
+            going.wait()
+        if self.x.is_cuda:
+            torch.cuda.synchronize()
+
+    def wrong(self):
+        """Run once on known numbers; how many of the results differ from what they must be."""
+        self.x.copy_(self._numbers(self.rank, 0, self.x.numel()))
+        self()
+        bad = 0
+        for start in range(0, self.out.numel(), PIECE):
+            stop = min(start + PIECE, self.out.numel())
+            found = self.out[start:stop]
+            bad += int((found != self._expected(start, stop).to(found.dtype)).sum())
+        self.x.zero_()  # sums of sums would soon overflow
+        self.out.zero_()
+        return bad
+
+    def _expected(self, start, stop):
+        if self.op == "all-reduce":
+            return sum(self._numbers(r, start, stop) for r in range(self.n))
+        if self.op == "reduce-scatter":
+            offset = self.rank * self.out.numel()
+            return sum(self._numbers(r, offset + start, offset + stop) for r in range(self.n))
+        if self.op == "all-gather":
+            at = torch.arange(start, stop, device=self.x.device)
+            owner, index = at // self.x.numel(), at % self.x.numel()
+            return self._pattern(owner, index)
+        source = self.calls % self.n if self.op == "broadcast" else (self.rank - 1) % self.n
+        return self._numbers(source, start, stop)
+
+    def _numbers(self, rank, start, stop):
+        return self._pattern(rank, torch.arange(start, stop, device=self.x.device))
+
+    def _pattern(self, rank, index):
+        """Small whole numbers, so that every sum is exact in 16 bits too; another one for each
+        rank, and no short period, so that a piece in the wrong place shows."""
+        most = 5 if self.n * 4 <= 256 else 2
+        return (index * 7 + (index >> 8) * 3 + rank * 11) % most
+
+
+def sent():
+    """(bytes, packets) that this host has sent so far: through its network interfaces, or, where
+    all ranks are on one host, through loopback. None where the kernel does not say."""
+    one_host = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    try:
+        lines = [line.split(":") for line in open("/proc/net/dev").read().splitlines()[2:]]
+    except OSError:
+        return None
+    fields = [rest.split() for name, rest in lines if (name.strip() == "lo") == one_host]
+    return sum(int(f[8]) for f in fields), sum(int(f[9]) for f in fields)
+
+
+def all_sum(values, device):
+    """The sum over ranks of a list of floats."""
+    x = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(x)
+    return x.tolist()
+
+
+def measure(op, nbytes, args, device, rank, n):
+    """One row."""
+    call = Collective(op, nbytes, getattr(torch, args.dtype), device, rank, n)
+    wrong = call.wrong()  # also the first warm-up
+    dist.barrier()
+    began = time.perf_counter()
+    call()
+    once = all_sum([time.perf_counter() - began], device)[0] / n
+    if once < 0.5:  # a second warm-up, and a better guess
+        began = time.perf_counter()
+        call()
+        once = all_sum([time.perf_counter() - began], device)[0] / n
+    per_round = max(1, min(500, round(ROUND / max(once, 1e-7))))
+    hosts = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+    first_of_host = os.environ.get("LOCAL_RANK", "0") == "0"
+    seconds, spread, spent = [], 0.0, 0.0
+    dist.barrier()
+    before = sent()
+    while len(seconds) < MAX_ROUNDS:
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(per_round):
+            call()
+        took = all_sum([time.perf_counter() - began], device)[0] / n  # so all ranks stop together
+        seconds.append(took / per_round)
+        spent += took
+        if len(seconds) >= (MIN_ROUNDS if spent < args.seconds else 3):
+            low, middle, high = quantiles(seconds, n=4, method="inclusive")
+            spread = (high - low) / middle
+            if spread <= args.spread or spent > args.seconds:
+                break
+    dist.barrier()  # what a rank has sent last may be in its queue until others have it
+    after = sent() if before and first_of_host else None
+    wire, packets = all_sum([b - a for a, b in zip(before, after)] if after else [0, 0], device)
+    wrong = int(all_sum([wrong], device)[0])
+    took, calls = median(seconds), per_round * len(seconds) * hosts
+    algbw = call.nbytes / took / 1e9
+    return {"bytes": call.nbytes, "count": call.nbytes // call.x.dtype.itemsize,
+            "time_us": took * 1e6, "algbw": algbw, "busbw": algbw * FACTORS[op](n),
+            "wrong": wrong, "spread": spread, "rounds": len(seconds), "per_round": per_round,
+            "wire_bytes": wire / calls if wire else None,
+            "wire_packets": packets / calls if wire else None}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--op", choices=FACTORS, default="all-reduce")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[4096], help="bytes")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
+    parser.add_argument("--spread", type=float, default=0.05, help="stop at this spread")
+    parser.add_argument("--seconds", type=float, default=2.0, help="or after this time, a size")
+    parser.add_argument("--out", help="rows go here too, one JSON object a line")
+    args = parser.parse_args()
+    if "RANK" not in os.environ:
+        parser.exit(2, f"{parser.prog}: start it with: torchrun --nproc-per-node 2 {parser.prog}\n")
+    backend = args.backend
+    if backend == "auto":
+        backend = "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend)
+    rank, n = dist.get_rank(), dist.get_world_size()
+    out = open(args.out, "a", buffering=1) if args.out and rank == 0 else None
+    if out:
+        out.write(json.dumps({"world_size": n, "backend": backend, "torch": torch.__version__,
+                              "device": torch.cuda.get_device_name(device)
+                              if device.type == "cuda" else "cpu"}) + "\n")
+    if rank == 0:
+        print(f"# {args.op}, {n} ranks, {backend}, {args.dtype}\n#{'size (B)':>12}{'time (us)':>12}"
+              f"{'algbw':>9}{'busbw':>9}{'#wrong':>8}{'spread':>8}   (GB/s of 1e9)")
+    for nbytes in args.sizes:
+        row = measure(args.op, nbytes, args, device, rank, n)
+        if rank == 0:
+            print(f"{row['bytes']:>13}{row['time_us']:>12.1f}{row['algbw']:>9.4f}"
+                  f"{row['busbw']:>9.4f}{row['wrong']:>8}{row['spread']:>8.1%}")
+            sys.stdout.flush()
+        if out:
+            out.write(json.dumps(row) + "\n")
+    dist.barrier()
+    if out:
+        out.close()
+    time.sleep(0.3)  # gloo's threads may still hold the last tensors
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
