@@ -10,7 +10,6 @@ host sent through its network interface for one operation, headers included, as 
 import argparse
 import json
 import os
-import sys
 import time
 from statistics import median, quantiles
 
@@ -24,6 +23,9 @@ FACTORS = {  # busbw over algbw
     "broadcast": lambda n: 1.0 if n > 1 else 0.0,
     "send-recv": lambda n: 1.0 if n > 1 else 0.0,
 }
+# torch 2.13 gave these two new names.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 PIECE = 1 << 20  # numbers compared at once: a check must not need the memory of the whole
 ROUND = 0.02  # seconds: a round is at least this long, so that the clock is no part of it
 MIN_ROUNDS, MAX_ROUNDS = 5, 40
@@ -49,13 +51,13 @@ class Collective:
         if self.op == "all-reduce":
             dist.all_reduce(self.x)
         elif self.op == "all-gather":
-            dist.all_gather_into_tensor(self.out, self.x)
+            all_gather(self.out, self.x)
         elif self.op == "reduce-scatter":
-            dist.reduce_scatter_tensor(self.out, self.x)
+            reduce_scatter(self.out, self.x)
         elif self.op == "broadcast":
-            # Another root each time: from one root a rank could send the next before the last one
-            # has arrived, and the latency would not show.
-            dist.broadcast(self.x, src=self.calls % self.n)
+            # Another root each time, the one that a tree reaches last: one root could send the
+            # next before the last one has arrived, and the latency would not show.
+            dist.broadcast(self.x, src=-self.calls % self.n)
         elif self.n > 1:  # everyone sends to the next rank and receives from the one before
             coming = dist.irecv(self.out, src=(self.rank - 1) % self.n)
             going = dist.isend(self.x, dst=(self.rank + 1) % self.n)
@@ -87,7 +89,7 @@ class Collective:
             at = torch.arange(start, stop, device=self.x.device)
             owner, index = at // self.x.numel(), at % self.x.numel()
             return self._pattern(owner, index)
-        source = self.calls % self.n if self.op == "broadcast" else (self.rank - 1) % self.n
+        source = -self.calls % self.n if self.op == "broadcast" else (self.rank - 1) % self.n
         return self._numbers(source, start, stop)
 
     def _numbers(self, rank, start, stop):
@@ -171,7 +173,8 @@ def main():
     parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
     parser.add_argument("--spread", type=float, default=0.05, help="stop at this spread")
     parser.add_argument("--seconds", type=float, default=2.0, help="or after this time, a size")
-    parser.add_argument("--out", help="rows go here too, one JSON object a line")
+    parser.add_argument("--metrics", default=os.environ.get("SCALELAB_METRICS"),
+                        help="rank 0 writes its rows here, one JSON object a line")
     args = parser.parse_args()
     if "RANK" not in os.environ:
         parser.exit(2, f"{parser.prog}: start it with: torchrun --nproc-per-node 2 {parser.prog}\n")
@@ -184,25 +187,20 @@ def main():
         torch.cuda.set_device(device)
     dist.init_process_group(backend)
     rank, n = dist.get_rank(), dist.get_world_size()
-    out = open(args.out, "a", buffering=1) if args.out and rank == 0 else None
-    if out:
-        out.write(json.dumps({"world_size": n, "backend": backend, "torch": torch.__version__,
-                              "device": torch.cuda.get_device_name(device)
-                              if device.type == "cuda" else "cpu"}) + "\n")
+    metrics = open(args.metrics if args.metrics and rank == 0 else os.devnull, "a", buffering=1)
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     if rank == 0:
-        print(f"# {args.op}, {n} ranks, {backend}, {args.dtype}\n#{'size (B)':>12}{'time (us)':>12}"
-              f"{'algbw':>9}{'busbw':>9}{'#wrong':>8}{'spread':>8}   (GB/s of 1e9)")
-    for nbytes in args.sizes:
+        print(f"# {args.op}, {n} ranks, {backend}, {where}, {args.dtype}\n#{'size (B)':>12}"
+              f"{'time (us)':>12}{'algbw':>9}{'busbw':>9}{'#wrong':>8}{'spread':>8}"
+              "   (GB/s of 1e9)", flush=True)
+    for step, nbytes in enumerate(args.sizes, start=1):
         row = measure(args.op, nbytes, args, device, rank, n)
+        metrics.write(json.dumps({"step": step, "rank": rank, "world_size": n, "op": args.op,
+                                  "backend": backend, "device": where, **row}) + "\n")
         if rank == 0:
             print(f"{row['bytes']:>13}{row['time_us']:>12.1f}{row['algbw']:>9.4f}"
-                  f"{row['busbw']:>9.4f}{row['wrong']:>8}{row['spread']:>8.1%}")
-            sys.stdout.flush()
-        if out:
-            out.write(json.dumps(row) + "\n")
+                  f"{row['busbw']:>9.4f}{row['wrong']:>8}{row['spread']:>8.1%}", flush=True)
     dist.barrier()
-    if out:
-        out.close()
     time.sleep(0.3)  # gloo's threads may still hold the last tensors
     dist.destroy_process_group()
 

@@ -1,0 +1,331 @@
+"""A collective timed over a range of sizes by real ranks, in the terms of nccl-tests.
+
+    with cluster.start(nodes=2, rate="1gbit") as c:
+        found = sweep.measure(c, sizes="4K:16M")
+        print(sweep.table(found))
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+from .. import runs
+from ..cluster import Cluster, UsageError
+from ..cluster.probe import memory_gb
+from ..cluster.units import parse_rate, parse_size
+from ..runs import RunError
+from ..runs.record import write_json
+from .cost import BUS_FACTORS, bus_factor
+from .fit import fit
+from .recorded import describe_machine
+
+RANKS = Path(__file__).with_name("collective_ranks.py")
+OPS = tuple(BUS_FACTORS)
+DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8,
+          "uint8": 1, "int8": 1}  # fmt: skip
+BACKENDS = ("auto", "gloo", "nccl")
+MOST_SIZES = 64
+# Before a message gloo's receiver tells the sender that it is ready, and the sender waits for
+# that: each message costs two latencies. Found by measuring at 5 and 20 ms with 2, 3 and 4 ranks.
+LATENCIES = {"gloo": 2, "nccl": 1}
+# What is fitted. gloo makes a reduce-scatter from an all-reduce. A broadcast's calls overlap, so
+# its times hold no clean latency: no fit.
+FORMS = {
+    "all-reduce": ("ring", "tree"),
+    "all-gather": ("ring-all-gather",),
+    "reduce-scatter": ("ring-reduce-scatter",),
+    "send-recv": ("send-recv",),
+    "broadcast": (),
+}
+GLOO_FORMS = {"reduce-scatter": ("ring",)}
+
+
+class Sweep:
+    """One sweep: started when it is made, followed by `rows` and `words`, ended by `wait` or
+    `stop`. `result` has what was found."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        op: str = "all-reduce",
+        sizes: str | list[int] = "4K:64M",
+        *,
+        dtype: str = "float32",
+        nproc_per_node: int = 1,
+        backend: str = "auto",
+        line_rate: str | None = None,
+        timeout: float = 600,
+        run_dir: str | Path | None = None,
+    ) -> None:
+        """sizes: "4K:64M" (doubling), "4K:64M:4" (by four), "4K,1M", or a list of bytes.
+        line_rate: what each host's link can carry one way, such as "100gbit" or "450GB/s"; on
+        emulated hosts it is known. timeout: seconds for the whole. Raises UsageError."""
+        if op not in OPS:
+            raise UsageError(f"operation {op!r}: use one of {', '.join(OPS)}")
+        if dtype not in DTYPES:
+            raise UsageError(f"dtype {dtype!r}: use one of {', '.join(DTYPES)}")
+        if backend not in BACKENDS:
+            raise UsageError(f"backend {backend!r}: use one of {', '.join(BACKENDS)}")
+        runs.check_count("nproc-per-node", nproc_per_node)
+        runs.check_timeout(timeout)
+        self.op, self.dtype, self.cluster = op, dtype, cluster
+        self.sizes = parse_sizes(sizes)
+        self.link = link_of(cluster)
+        told = parse_line_rate(line_rate)
+        self.line_rate = told or (self.link["rate"] or 0) / 8e9 or None  # GB/s
+        self.world_size = len(cluster.nodes) * nproc_per_node
+        self._check_memory()
+        self._check_time(timeout)
+        self.run = runs.launch(
+            RANKS, ["--op", op, "--dtype", dtype, "--backend", backend, "--sizes", *self.sizes],
+            cluster=cluster, nproc_per_node=nproc_per_node, timeout=timeout, run_dir=run_dir,
+        )  # fmt: skip
+
+    @property
+    def rows(self) -> list[dict]:
+        """What has been measured so far, by size: see `result`."""
+        found = [dict(line) for line in self.run.metrics() if line.get("op") == self.op]
+        for row in found:
+            row["theory_bytes"] = self._theory(row)
+        return found
+
+    @property
+    def done(self) -> bool:
+        return self.run.done
+
+    def wait(self, timeout: float | None = None) -> Sweep:
+        """Until it has ended, or `timeout` seconds are over."""
+        self.run.wait(timeout)
+        return self
+
+    def stop(self) -> Sweep:
+        """End it now; `rows` keeps what there is."""
+        self.run.stop()
+        return self
+
+    def words(self) -> str:
+        """Its state in one line."""
+        rows = self.rows
+        if not rows:
+            return self.run.words()
+        last = rows[-1]
+        return (
+            f"{self.op} on {self.world_size} ranks: {len(rows)} of {len(self.sizes)} sizes, "
+            f"{show_bytes(last['bytes'])} at {last['busbw']:.4g} GB/s"
+        )
+
+    def result(self, partial: bool = False) -> dict:
+        """What was found, as `scalelab bench --json` prints it, and kept as sweep.json in the
+        run's directory.
+
+        rows: bytes, time_us (median), algbw and busbw (GB/s of 1e9), wrong (results that were not
+        what they must be), spread (distance of the quartiles over the median), wire_bytes (sent by
+        a host for one operation, headers included, as its interface counted), theory_bytes (what
+        it has to send). alpha_us is one message's latency one way, beta_gbs what a link carries;
+        each with one standard error. Raises RunError if the sweep did not succeed, unless
+        `partial`.
+        """
+        rows, run = self.rows, self.run
+        if not partial:
+            if run.status != "succeeded":
+                raise RunError(run.words())
+            if len(rows) != len(self.sizes) or rows[0]["world_size"] != self.world_size:
+                raise RunError(
+                    f"{len(rows)} of {len(self.sizes)} sizes came from {run.world_size} of "
+                    f"{self.world_size} ranks: see {run.dir}"
+                )
+        backend = rows[0]["backend"] if rows else None
+        record = run.record()
+        result = {
+            "op": self.op, "dtype": self.dtype, "backend": backend,
+            "device": rows[0]["device"] if rows else None,
+            "cluster": self.cluster.kind, "world_size": self.world_size,
+            "nodes": record["nodes"], "link": self.link, "machine": describe_machine(),
+            "date": run.id[:4] + "-" + run.id[4:6] + "-" + run.id[6:8], "run": run.id,
+            "dir": str(run.dir), "status": run.status, "rows": rows,
+            "line_rate_gbs": self.line_rate, "efficiency": None,
+            "alpha_us": None, "alpha_us_error": None, "beta_gbs": None, "beta_gbs_error": None,
+            "fits": {}, "note": "",
+        }  # fmt: skip
+        best = max((row["busbw"] for row in rows), default=0.0)
+        if self.line_rate and best:
+            result["efficiency"] = best / self.line_rate
+        _add_fits(result)
+        if not partial:
+            write_json(run.dir / "sweep.json", result)
+        return result
+
+    def _theory(self, row: dict) -> float | None:
+        """Bytes that a host has to send for one operation: a ring crosses each host once. Where
+        all ranks share one host, all of them are on its loopback."""
+        nodes, n = len(self.cluster.nodes), self.world_size
+        if n == 1 or row.get("wire_bytes") is None:
+            return None
+        if self.op == "broadcast":  # on the average of the hosts, of which one sends nothing
+            return row["bytes"] * (n - 1) / n if n == nodes else None
+        each = row["bytes"] * bus_factor(self.op, n)
+        return each * n if nodes == 1 or self.cluster.kind == "local" else each
+
+    def _check_memory(self) -> None:
+        buffers = 1 if self.op in ("all-reduce", "broadcast") else 2
+        need = (buffers * max(self.sizes) * 1.1 + 0.3e9) * self.world_size / 1e9
+        if self.backend_is_cpu() and need > memory_gb():
+            raise UsageError(
+                f"size {show_bytes(max(self.sizes))}: {self.world_size} ranks would need "
+                f"{need:.1f} GB of memory, {memory_gb():.1f} GB are free"
+            )
+
+    def backend_is_cpu(self) -> bool:
+        from ..cluster.probe import gpus
+
+        return gpus() == 0
+
+    def _check_time(self, timeout: float) -> None:
+        """Four operations of each size is the least; a link of known rate says how long."""
+        if not self.link["rate"]:
+            return
+        factor = bus_factor(self.op, self.world_size)
+        least = sum(4 * size * 8 * factor / self.link["rate"] for size in self.sizes)
+        if least > timeout:
+            raise UsageError(
+                f"sizes up to {show_bytes(max(self.sizes))} take {least:.0f} s at least on this "
+                f"link, the time limit is {timeout:g} s: use smaller sizes or a higher limit"
+            )
+
+
+def measure(cluster: Cluster, op: str = "all-reduce", sizes: str | list[int] = "4K:64M",
+            **options) -> dict:  # fmt: skip
+    """The result of one Sweep, waited for; options are Sweep's. Stops it if interrupted."""
+    sweep = Sweep(cluster, op, sizes, **options)
+    try:
+        sweep.wait()
+    except BaseException:
+        sweep.stop()
+        raise
+    return sweep.result()
+
+
+def load(path: str | Path) -> dict:
+    """A result that was saved. Raises RunError, in one line, if the file is not one."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise RunError(f"{path}: {e}") from None
+    if not isinstance(found, dict) or not {"rows", "op", "world_size", "fits"} <= set(found):
+        raise RunError(f"{path}: not the result of a sweep")
+    return found
+
+
+def table(result: dict) -> str:
+    """A result as text, in the columns of nccl-tests, with what was fitted below."""
+    head = f"{'size':>8} {'time us':>11} {'algbw':>8} {'busbw':>8} {'#wrong':>7} {'spread':>7}"
+    lines = [head + f" {'wire B':>11} {'theory B':>11}", ""]
+    for row in result["rows"]:
+        wire, theory = row["wire_bytes"], row["theory_bytes"]
+        lines.append(
+            f"{show_bytes(row['bytes']):>8} {row['time_us']:>11.1f} {row['algbw']:>8.4g} "
+            f"{row['busbw']:>8.4g} {row['wrong']:>7} {row['spread']:>7.1%} "
+            f"{'-' if wire is None else format(wire, '11.0f'):>11} "
+            f"{'-' if theory is None else format(theory, '11.0f'):>11}"
+        )
+    lines[1] = f"{'':>8} {'(median)':>11} {'GB/s':>8} {'GB/s':>8}"
+    if result["alpha_us"] is not None:
+        lines.append(
+            f"alpha {result['alpha_us']:.0f} ± {result['alpha_us_error']:.0f} us a message, "
+            f"beta {result['beta_gbs']:.4f} ± {result['beta_gbs_error']:.4f} GB/s "
+            f"({next(iter(result['fits']))})"
+        )
+    if result["efficiency"] is not None:
+        lines.append(
+            f"best busbw is {result['efficiency']:.1%} of the line rate, "
+            f"{result['line_rate_gbs']:.4g} GB/s"
+        )
+    if result["note"]:
+        lines.append(result["note"])
+    return "\n".join(lines)
+
+
+def parse_sizes(sizes: str | list[int] | tuple[int, ...]) -> list[int]:
+    """Bytes, each once, growing. "4K:64M" doubles from the first to the last, "4K:64M:4" takes
+    every fourth power; "4K,1M" is a list. Raises UsageError."""
+    try:
+        if isinstance(sizes, str) and ":" in sizes:
+            low, high, *rest = sizes.split(":")
+            if len(rest) > 1 or (rest and not re.fullmatch(r"[0-9]{1,4}", rest[0])):
+                raise ValueError("use LOW:HIGH or LOW:HIGH:FACTOR, such as 4K:64M")
+            factor = int(rest[0]) if rest else 2
+            first, last = parse_size(low), parse_size(high)
+            if first > last or factor < 2:
+                raise ValueError("the first must not be above the last, the factor at least 2")
+            count = int(math.log(last / first, factor) + 1e-9) + 1
+            found = [first * factor**i for i in range(count)]
+        else:
+            parts = sizes.split(",") if isinstance(sizes, str) else list(sizes)
+            found = [parse_size(part) for part in parts]
+    except (ValueError, TypeError) as e:
+        raise UsageError(f"sizes {str(sizes)[:60]!r}: {e}") from None
+    if not 1 <= len(found) <= MOST_SIZES:
+        raise UsageError(f"sizes {str(sizes)[:60]!r}: 1 to {MOST_SIZES} sizes, not {len(found)}")
+    return sorted(set(found))
+
+
+def parse_line_rate(text: str | None) -> float | None:
+    """GB/s from "100gbit" (bits) or "450GB/s" (bytes of 1e9); None for None."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"([0-9.]+)\s*GB/s", str(text).strip(), re.IGNORECASE)
+    try:
+        rate = float(found[1]) if found else (parse_rate(text) or 0) / 8e9
+    except ValueError as e:
+        raise UsageError(f"line rate: {e}, or with GB/s") from None
+    if not 0 < rate < 1e6:
+        raise UsageError(f"line rate {text!r}: use a rate such as 100gbit or 450GB/s")
+    return rate
+
+
+def link_of(cluster: Cluster) -> dict:
+    """What every host's link is set to now: rate (bits/s or None), delay (s one way), mtu…; the
+    slowest, where they differ."""
+    if cluster.kind != "virtual":
+        return {"rate": None, "delay": None, "jitter": None, "loss": None, "mtu": None}
+    links = [vars(link) for link in cluster.links.values()]
+    rates = [link["rate"] for link in links if link["rate"]]
+    return {
+        "rate": min(rates, default=None),
+        **{key: max(link[key] for link in links) for key in ("delay", "jitter", "loss")},
+        "mtu": min(link["mtu"] for link in links),
+    }
+
+
+def show_bytes(nbytes: float) -> str:
+    """4096 as "4K", as nccl-tests' own flags count (1K = 1024)."""
+    for power, letter in ((3, "G"), (2, "M"), (1, "K")):
+        if nbytes >= 1024**power:
+            return f"{nbytes / 1024**power:.4g}{letter}"
+    return f"{nbytes:g}"
+
+
+def _add_fits(result: dict) -> None:
+    """alpha and beta by each form that the operation may have; the first is the one at the top."""
+    rows, n, gloo = result["rows"], result["world_size"], result["backend"] == "gloo"
+    forms = (GLOO_FORMS if gloo else {}).get(result["op"]) or FORMS[result["op"]]
+    each = LATENCIES.get(result["backend"], 1)
+    points = [(row["bytes"], row["time_us"] / 1e6) for row in rows]
+    for form in forms:
+        try:
+            found = fit(points, n, form)
+        except ValueError as e:
+            result["note"] = f"no alpha and beta: {e}"
+            return
+        result["fits"][form] = {
+            "alpha_us": found.alpha / each * 1e6, "alpha_us_error": found.alpha_error / each * 1e6,
+            "beta_gbs": found.beta / 1e9, "beta_gbs_error": found.beta_error / 1e9,
+            "misfit": found.misfit, "latencies_a_message": each,
+        }  # fmt: skip
+    if forms:
+        result.update({k: v for k, v in result["fits"][forms[0]].items() if k in result})
+    else:
+        result["note"] = "no alpha and beta: broadcasts overlap, so their times hold no latency"
