@@ -209,6 +209,7 @@ class HostNet:
         """Address and start `nic` (and lo). `gateway` becomes the default route; a router has
         `forward` and one call a NIC."""
         _no_ipv6()
+        _loss_based_tcp()
         self.ipr.link("set", index=1, state="up")
         index = socket.if_nametoindex(nic)
         self.egress[nic] = shaping.Egress(self.ipr, index)
@@ -256,3 +257,11 @@ def _no_ipv6() -> None:
     """Its discovery traffic only blurs what a lesson counts; where barred it stays on."""
     for scope in ("all", "default"):
         _sysctl(f"net/ipv6/conf/{scope}/disable_ipv6", "1")
+
+
+def _loss_based_tcp() -> None:
+    """Linux's usual congestion control, whatever this machine has been set to: BBR paces small
+    messages by the little that they have used so far, and a delay of 20 ms would look like 40."""
+    for name in ("cubic", "reno"):  # a user namespace may choose among those allowed only
+        if _sysctl("net/ipv4/tcp_congestion_control", name):
+            return

@@ -9,6 +9,8 @@ from statistics import median
 
 from .cost import FORMS
 
+SURE = 0.02  # no time is taken to be surer than this: the model itself is not
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -28,30 +30,33 @@ class Fit:
         return f.latency(n) * self.alpha + f.bandwidth(n) * nbytes / self.beta
 
 
-def fit(points: Iterable[tuple[float, float]], world_size: int, form: str = "ring") -> Fit:
-    """Least squares over (bytes, seconds), each point weighted by its own size: an error of 5 %
-    counts alike at 4 KB and at 64 MB. Without the weights the large sizes drown alpha.
+def fit(points: Iterable[tuple[float, ...]], world_size: int, form: str = "ring") -> Fit:
+    """Least squares over (bytes, seconds) or (bytes, seconds, spread), each point relative to its
+    own time: an error of 5 % counts alike at 4 KB and at 64 MB. Otherwise the large sizes drown
+    alpha. A point whose time is less sure (spread, a fraction of the time) counts for less.
 
     Raises ValueError where there is nothing to fit: fewer than two sizes, one rank, or times that
     do not grow with the size (then beta has no meaning).
     """
-    points = [(float(b), float(t)) for b, t in points]
+    points = [(float(b), float(t), *(float(x) for x in rest)) for b, t, *rest in points]
     if world_size < 2:
         raise ValueError("one rank sends nothing: there is no alpha or beta")
     if form not in FORMS:
         raise ValueError(f"form {form!r}: use one of {', '.join(FORMS)}")
-    if len({b for b, _ in points}) < 2:
+    if len({p[0] for p in points}) < 2:
         raise ValueError("a fit needs at least two sizes")
-    if any(not math.isfinite(t) or t <= 0 for _, t in points):
+    if any(not math.isfinite(t) or t <= 0 for _, t, *_ in points):
         raise ValueError("times must be above 0")
     latency = FORMS[form].latency(world_size)
     bandwidth = FORMS[form].bandwidth(world_size)
     # t = latency * alpha + bandwidth * b / beta, divided by t: 1 = u * alpha + v / beta
-    rows = [(latency / t, bandwidth * b / t) for b, t in points]
-    uu = sum(u * u for u, _ in rows)
-    uv = sum(u * v for u, v in rows)
-    vv = sum(v * v for _, v in rows)
-    su, sv = sum(u for u, _ in rows), sum(v for _, v in rows)
+    rows = [
+        (latency / t, bandwidth * b / t, 1 / max([SURE, *spread]) ** 2) for b, t, *spread in points
+    ]
+    uu = sum(w * u * u for u, _, w in rows)
+    uv = sum(w * u * v for u, v, w in rows)
+    vv = sum(w * v * v for _, v, w in rows)
+    su, sv = sum(w * u for u, _, w in rows), sum(w * v for _, v, w in rows)
     determinant = uu * vv - uv * uv
     if determinant <= 1e-12 * uu * vv:
         raise ValueError("the sizes are too close to tell alpha from beta")
@@ -60,11 +65,11 @@ def fit(points: Iterable[tuple[float, float]], world_size: int, form: str = "rin
     if inverse_beta <= 0:
         raise ValueError("the times do not grow with the size: measure larger sizes")
     free = max(len(points) - 2, 1)
-    left = sum((1 - u * alpha - v * inverse_beta) ** 2 for u, v in rows) / free
+    left = sum(w * (1 - u * alpha - v * inverse_beta) ** 2 for u, v, w in rows) / free
     beta = 1 / inverse_beta
     fitted = Fit(
         form, world_size, alpha, math.sqrt(left * vv / determinant),
         beta, beta * beta * math.sqrt(left * uu / determinant), 0.0,
     )  # fmt: skip
-    misfit = median(abs(fitted.seconds(b) - t) / t for b, t in points)
+    misfit = median(abs(fitted.seconds(b) - t) / t for b, t, *_ in points)
     return Fit(**{**fitted.__dict__, "misfit": misfit})

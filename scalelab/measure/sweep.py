@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .. import runs
 from ..cluster import Cluster, UsageError
-from ..cluster.probe import memory_gb
+from ..cluster.probe import gpus, memory_gb
 from ..cluster.units import parse_rate, parse_size
 from ..runs import RunError
 from ..runs.record import write_json
@@ -172,16 +172,11 @@ class Sweep:
     def _check_memory(self) -> None:
         buffers = 1 if self.op in ("all-reduce", "broadcast") else 2
         need = (buffers * max(self.sizes) * 1.1 + 0.3e9) * self.world_size / 1e9
-        if self.backend_is_cpu() and need > memory_gb():
+        if gpus() == 0 and need > memory_gb():
             raise UsageError(
                 f"size {show_bytes(max(self.sizes))}: {self.world_size} ranks would need "
                 f"{need:.1f} GB of memory, {memory_gb():.1f} GB are free"
             )
-
-    def backend_is_cpu(self) -> bool:
-        from ..cluster.probe import gpus
-
-        return gpus() == 0
 
     def _check_time(self, timeout: float) -> None:
         """Four operations of each size is the least; a link of known rate says how long."""
@@ -313,7 +308,7 @@ def _add_fits(result: dict) -> None:
     rows, n, gloo = result["rows"], result["world_size"], result["backend"] == "gloo"
     forms = (GLOO_FORMS if gloo else {}).get(result["op"]) or FORMS[result["op"]]
     each = LATENCIES.get(result["backend"], 1)
-    points = [(row["bytes"], row["time_us"] / 1e6) for row in rows]
+    points = [(row["bytes"], row["time_us"] / 1e6, row["spread"]) for row in rows]
     for form in forms:
         try:
             found = fit(points, n, form)
