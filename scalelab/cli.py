@@ -138,6 +138,17 @@ def _parser() -> Parser:
     )  # fmt: skip
     progress.add_argument("--json", action="store_true", help="one JSON object on stdout")
     progress.set_defaults(function=do_progress, parser=progress)
+
+    read = commands.add_parser(
+        "read", allow_abbrev=False, help="what nvidia-smi topo -m, nccl-tests or NCCL printed means",
+        description="Read the output of nvidia-smi topo -m, of nccl-tests or of NCCL_DEBUG=INFO: "
+        "facts, a verdict, why, and what to do next.",
+        epilog="Exit status: 0 the file was read, whatever its verdict; 2 it cannot be read, or is "
+        "none of the three.",
+    )  # fmt: skip
+    read.add_argument("file", metavar="FILE", help="what the tool printed; - for standard input")
+    read.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    read.set_defaults(function=do_read, parser=read)
     return parser
 
 
@@ -260,6 +271,22 @@ def do_progress(args: argparse.Namespace) -> int:
               f"labs/{exercise.lab}.ipynb")  # fmt: skip
     else:
         print("every exercise has passed")
+    return 0
+
+
+def do_read(args: argparse.Namespace) -> int:
+    """`scalelab read`."""
+    from .doctor.read import read, table
+
+    result = read(args.file)
+    if args.json:
+        print(json.dumps(result))
+        return 0
+    print(f"{result['kind']}: {result['verdict']}")
+    for key in ("why", "next"):
+        print(f"{key + ':':<6}{result[key]}")
+    print()
+    print("\n".join(table(result["facts"])))
     return 0
 
 

@@ -1,0 +1,366 @@
+"""Output of nccl-tests (all_reduce_perf and the others), all versions since 2.0.
+
+The rows say how many bytes, how long, algbw and busbw in GB/s, out of place and in place. Old
+versions print a largest `error` where new ones count `#wrong`, and no root. With NCCL_DEBUG=INFO
+log lines stand between the two halves of a row, so a row is put together from its pieces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from . import nccl_tests_verdict
+
+OPS = (
+    "all_reduce", "all_gather", "reduce_scatter", "alltoallv", "alltoall", "broadcast", "reduce",
+    "sendrecv", "gather", "scatter", "hypercube",
+)  # fmt: skip
+NAMED = re.compile(rf"(?<![A-Za-z])({'|'.join(OPS)})(?:_perf|(?=\.cu:\d))")
+# "nThread 1 nGpus 8 minBytes 8 maxBytes 134217728 step: 2(factor) …"
+BEGIN = re.compile(r"\bnThreads? (\d+)\s+nGpus (\d+)\s+minBytes (\d+)\s+maxBytes (\d+)(.*)")
+USING = re.compile(r"\bUsing devices\b")
+# "#  Rank  0 Group  0 Pid 418 on node-a device  0 [0000:1b:00] NVIDIA H100 80GB HBM3"
+DEVICE = re.compile(
+    r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\s+(\d+)"
+    r"\s+\[([0-9a-fA-Fx:.]+)\]\s*(.*)"
+)
+COLUMNS = re.compile(r"\b(?:size|bytes)\s+(?:count|N)\s+type\b.*\balgbw\s+busbw\s+(#wrong|error|res)")
+NUMBER = r"(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:inf|nan))"
+TYPES = (
+    "char|u?int(?:8|32|64)?|half|float|double|bfloat16|bf16|f?fp?8_?e\\d+m\\d+|f8e\\dm\\d|float8\\w*"
+    "|int4|fp32|fp16|fp64"
+)
+HEAD = re.compile(rf"(?:^|[\s>|:])(\d+)\s+(\d+)\s+({TYPES})\b[ \t]*(.*)$")
+REDOP = re.compile(r"^(sum|prod|max|min|avg|mulsum|none|all)\b\s*(.*)$")
+GROUP = re.compile(rf"({NUMBER})\s+({NUMBER})\s+({NUMBER})\s+({NUMBER}|N/A)(?=\s|$)")
+ONLY_GROUPS = re.compile(rf"^\s*(?:{NUMBER}\s+{NUMBER}\s+{NUMBER}\s+(?:{NUMBER}|N/A)\s*){{1,2}}$")
+AVERAGE = re.compile(r"\bAvg bus bandwidth\s*:\s*(\S+)")
+BOUNDS = re.compile(r"\bOut of bounds values\s*:\s*(\d+)\s*(OK|FAILED)?")
+FAILURE = re.compile(
+    r"(Test (?:NCCL|CUDA|MPI) failure \S+ .*|Test failure \S+|(?:CUDA|Cuda) failure \S+:\d+ .*"
+    r"|NCCL failure \S+ .*|Test timeout.*)"
+)
+KILLED = re.compile(r"(Segmentation fault|Bus error|Signal: \w.*|exited on signal \d+.*|"
+                    r"CANCELLED AT .*|TIME LIMIT|mpirun noticed.*|srun: error: .*|Killed)")  # fmt: skip
+LIBRARY = re.compile(r"\bnccl-library=(\d+)")
+TAG = re.compile(r"(?<=\s)\d{1,4}: ")  # srun --label, in the middle of a row
+MOST = 5000  # of whatever is kept
+
+
+class Run:
+    """One table: from its header to its average."""
+
+    def __init__(self):
+        self.rows = 0
+        self.sizes: Counter = Counter()
+        self.best = None  # largest busbw
+        self.peak = None  # (bytes, algbw, busbw) of the row with the largest busbw
+        self.largest = None  # (bytes, busbw) of the largest message
+        self.half = None  # busbw one row before it
+        self.sent = False  # algbw above zero was seen
+        self.ratios: list[float] = []
+        self.redop = self.root = None
+        self.wrong = 0
+        self.checked = False
+        self.average = self.bounds = None
+        self.bounds_failed = False
+        self.ended = False
+
+
+class NcclTests:
+    """Collects one or many runs as lines go by; `result` says what they mean."""
+
+    def __init__(self):
+        self.runs: list[Run] = []
+        self.lines = 0
+        self.headers = 0
+        self.usings = 0
+        self.names: Counter = Counter()
+        self.devices: list[tuple] = []  # (rank, group, pid, host, device, bus, name)
+        self.failures: list[str] = []
+        self.killed: list[str] = []
+        self.old_columns = self.columns = False
+        self.amd = False
+        self.settings: dict[str, int] = {}
+        self.comms: set[int] = set()  # nranks that NCCL's own lines name
+        self.log = None  # the NcclLog of the same file
+        self.pending = False  # a row's head stands, its figures have not come
+
+    @property
+    def rows(self) -> int:
+        return sum(run.rows for run in self.runs)
+
+    @property
+    def measured(self) -> bool:
+        return bool(self.rows) or any(run.average is not None for run in self.runs)
+
+    def feed(self, number: int, line: str, in_log: bool) -> None:
+        if in_log:  # "8  2  float  sum  -1 node-a:25:25 [0] NCCL INFO …"
+            comm = re.search(r"\bn[Rr]anks (\d+)\b", line)
+            if comm and len(self.comms) < MOST:
+                self.comms.add(int(comm[1]))
+            line = re.split(r"\S+:\d+:\d+ \[|NCCL (?:INFO|WARN)", line, maxsplit=1)[0]
+            if not line.strip():
+                return
+        named = NAMED.search(line)
+        if named:
+            self.names[named[1]] += 1
+        self._parse(line)
+
+    def _parse(self, line: str) -> None:
+        if begin := BEGIN.search(line):
+            self.lines += 1
+            self.headers += 1
+            self.settings = {
+                "nThread": int(begin[1]), "nGpus": int(begin[2]), "maxBytes": int(begin[4]),
+            }  # fmt: skip
+            self._new()
+        elif device := DEVICE.search(line):
+            self.lines += 1
+            if len(self.devices) < MOST:
+                self.devices.append(
+                    (int(device[1]), device[2], device[3], device[4], int(device[5]),
+                     device[6].lower(), device[7].strip())
+                )  # fmt: skip
+        elif USING.search(line):
+            self.lines += 1
+            self.usings += 1
+        elif columns := COLUMNS.search(line):
+            self.lines += 1
+            self.columns = True
+            self.old_columns |= columns[1] != "#wrong"
+            self._new()
+        elif bounds := BOUNDS.search(line):
+            self.lines += 1
+            run = self._open(ends="bounds")
+            run.bounds = (run.bounds or 0) + int(bounds[1])
+            run.bounds_failed |= bounds[2] == "FAILED" or int(bounds[1]) > 0
+        elif average := AVERAGE.search(line):
+            self.lines += 1
+            try:
+                value = float(average[1])
+            except ValueError:
+                return
+            run = self._open(ends="average")
+            run.average, run.ended = value, True
+        elif failure := FAILURE.search(line):
+            self.lines += "Test " in failure[1]
+            if len(self.failures) < 40:
+                self.failures.append(failure[1].strip())
+        elif killed := KILLED.search(line):
+            if len(self.killed) < 20:
+                self.killed.append(killed[1].strip())
+        elif head := HEAD.search(line):
+            self._head(head)
+        elif self.pending and ONLY_GROUPS.match(TAG.sub(" ", line)):
+            self._figures(TAG.sub(" ", line))
+        elif "rccl" in line.lower():
+            self.amd = True
+
+    def _new(self) -> Run:
+        """A table begins, unless the last one has not begun to be filled."""
+        last = self.runs[-1] if self.runs else None
+        if last is None or last.rows or last.ended or last.bounds is not None:
+            if len(self.runs) < MOST:
+                self.runs.append(Run())
+        self.pending = False
+        return self.runs[-1]
+
+    def _open(self, ends: str) -> Run:
+        """The run that a footer belongs to."""
+        last = self.runs[-1] if self.runs else None
+        if last is None or last.ended or (ends == "bounds" and last.bounds is not None
+                                          and not self._several()):  # fmt: skip
+            return self._new()
+        return last
+
+    def _several(self) -> bool:
+        """Whether several processes print into this file at once."""
+        return self.headers > 1 and self.usings > 1
+
+    def _head(self, head: re.Match) -> None:
+        rest = TAG.sub(" ", head[4])
+        redop = root = None
+        if found := REDOP.match(rest):
+            redop, rest = found[1], found[2]
+        if found := re.match(r"(-?\d+)(?:\s+(.*))?$", rest):
+            root, rest = int(found[1]), found[2] or ""
+        groups = GROUP.findall(rest)
+        if not groups and rest.strip() and redop is None and root is None:
+            return  # a sentence with two numbers and the word "float"
+        if not self.runs:
+            self._new()
+        run = self.runs[-1]
+        if run.ended:
+            run = self._new()
+        run.redop, run.root = redop or run.redop, root if root is not None else run.root
+        self.row = int(head[1])
+        if groups:
+            self._figures(rest)
+        else:
+            self.pending = True
+            self.lines += 1
+
+    def _figures(self, text: str) -> None:
+        self.pending = False
+        self.lines += 1
+        run = self.runs[-1]
+        run.rows += 1
+        if len(run.sizes) < MOST:
+            run.sizes[self.row] += 1
+        top = 0.0
+        for _, algbw, busbw, wrong in GROUP.findall(text)[:2]:
+            alg, bus = float(algbw), float(busbw)
+            if not (0 <= alg < 1e12 and 0 <= bus < 1e9):  # nan, inf
+                continue
+            run.sent |= alg > 0
+            top = max(top, bus)
+            if run.best is None or bus > run.best:
+                run.best, run.peak = bus, (self.row, alg, bus)
+            if alg > 0.5 and bus > 0:
+                run.ratios = [*run.ratios[-20:], bus / alg]
+            if wrong != "N/A" and not self.old_columns and "e" not in wrong.lower():
+                run.checked = True
+                run.wrong += int(float(wrong))
+        if run.largest is None or self.row >= run.largest[0]:
+            run.half = run.largest[1] if run.largest else None
+            run.largest = (self.row, top)
+
+    # what the lines came to
+
+    def result(self) -> dict:
+        """Kind, facts, verdict, why, next. Raises ValueError where the file breaks off too early."""
+        if not (self.measured or self.devices or self.failures or self.usings):
+            raise ValueError(
+                "nccl-tests' output breaks off in its header: no device, row or failure is left"
+            )
+        runs = [r for r in self.runs if r.rows or r.average is not None or r.bounds is not None]
+        hosts = list(dict.fromkeys(d[3] for d in self.devices))
+        independent = self._independent(runs)
+        ranks = self._ranks(runs, independent)
+        best = max(
+            (r for r in runs if r.best is not None), key=lambda r: r.best, default=None
+        )  # fmt: skip
+        averages = [r.average for r in runs if r.average is not None]
+        if best is not None:
+            max_busbw = best.best
+            average = best.average if best.average is not None else next(iter(averages), None)
+        else:  # footers alone: the largest busbw was at least the average
+            max_busbw = average = max(averages, default=None)
+        facts = {
+            "test": self._test(runs, ranks),
+            "nodes": len(hosts) or None,
+            "ranks": ranks,
+            "max_busbw": max_busbw,
+            "avg_busbw": average,
+            "wrong": self._wrong(runs),
+            "independent_runs": independent,
+            "runs": [
+                {"rows": r.rows, "max_busbw": r.best, "avg_busbw": r.average} for r in runs[:100]
+            ],
+            "largest_bytes": max((r.largest[0] for r in runs if r.largest), default=None),
+            "gpus": list(dict.fromkeys(d[6] for d in self.devices if d[6])),
+            "shared_gpus": self._shared(),
+        }
+        judged = nccl_tests_verdict.judge(facts, self, runs)
+        return {"kind": "nccl-tests", "facts": facts, **judged}
+
+    def _wrong(self, runs: list[Run]) -> int | None:
+        """Values that compared unequal; None where nothing was compared, or nothing says so."""
+        counted = sum(r.wrong for r in runs)
+        bounds = [r.bounds for r in runs if r.bounds is not None]
+        if any(r.checked for r in runs):
+            return max(counted, sum(bounds))
+        # with -c 0 the footer says "0 OK" too, and the columns N/A
+        return sum(bounds) if bounds and (self.old_columns or not self.rows) else None
+
+    def _independent(self, runs: list[Run]) -> bool:
+        """Whether several runs, each believing itself alone, were started in place of one."""
+        zeros = Counter(d[0] for d in self.devices)[0]
+        together = self.usings > 1 and self.usings > len([r for r in runs if r.ended])
+        if zeros > 1:
+            places = [(d[3], d[2], d[5]) for d in self.devices if d[0] == 0]
+            if len(set(places)) > 1 and (together or self._overlap(runs)):
+                return True
+            return together and len(set(places)) > 1
+        if self.devices:
+            return False
+        # rows only: the same sizes again and again, and busbw 0, which is one rank by definition
+        repeated = any(count > 1 for r in runs for count in r.sizes.values())
+        return repeated and bool(self.rows) and all(r.best == 0 for r in runs if r.rows)
+
+    def _overlap(self, runs: list[Run]) -> bool:
+        return any(count > 1 for r in runs for count in r.sizes.values())
+
+    def _ranks(self, runs: list[Run], independent: bool) -> int | None:
+        if self.devices:
+            return len({d[0] for d in self.devices}) if independent else (
+                max(d[0] for d in self.devices) + 1
+            )  # fmt: skip
+        if len(self.comms) == 1:
+            return next(iter(self.comms))
+        if self.rows and all(r.best == 0 and r.sent for r in runs if r.rows):
+            peak = [r for r in runs if r.rows and r.peak]
+            if all(r.sent and max(r.sizes) >= 1 << 20 for r in peak):
+                return 1
+        return self._from_ratio(runs)
+
+    def _from_ratio(self, runs: list[Run]) -> int | None:
+        """busbw / algbw is 2(n-1)/n for an all-reduce: n from rows alone, if it comes out whole."""
+        ratio = self._ratio(runs)
+        test = next(iter(self.names), None) if len(self.names) == 1 else None
+        if ratio is None:
+            return None
+        reducing = any(r.redop not in (None, "none") for r in runs) or self.old_columns
+        if test == "all_reduce" or (test is None and reducing and ratio > 1.005):
+            left = 2 - ratio
+            factor = 2
+        elif test in ("all_gather", "reduce_scatter", "alltoall", "gather", "scatter"):
+            left, factor = 1 - ratio, 1
+        else:
+            return None
+        if left <= 0.004:  # beyond some hundred ranks the digits printed do not tell
+            return None
+        n = factor / left
+        return round(n) if abs(n - round(n)) < 0.02 * n and n > 1.5 else None
+
+    @staticmethod
+    def _ratio(runs: list[Run]) -> float | None:
+        """busbw / algbw, of the rows with the most digits."""
+        peaks = [r.peak for r in runs if r.peak and r.peak[1] >= 1]
+        if not peaks:
+            return None
+        _, alg, bus = max(peaks, key=lambda p: p[1] if p[2] else 0)
+        return bus / alg if bus else None
+
+    def _test(self, runs: list[Run], ranks: int | None) -> str | None:
+        """Name of the test, as the file gives it or as only one of them has this factor."""
+        if self.names:
+            return ", ".join(f"{name}_perf" for name in self.names)
+        ratio = self._ratio(runs)
+        redop = next((r.redop for r in runs if r.redop), None)
+        root = next((r.root for r in runs if r.root is not None), None)
+        if redop in (None, "none") or redop == "all":
+            return None
+        if root is not None and root >= 0:
+            return "reduce_perf"
+        if ratio is not None and ratio > 0.995:
+            return "all_reduce_perf"
+        if ratio is not None and ratio < 0.995 and (ranks is None or ranks > 1):
+            return "reduce_scatter_perf"
+        return "all_reduce_perf or reduce_scatter_perf"
+
+    def _shared(self) -> bool:
+        """Whether two ranks sat on one GPU. A short address holds the bus only, not the domain."""
+        seen: Counter = Counter()
+        for rank, _, _, host, device, bus, name in set(self.devices):
+            if ":" in bus:
+                seen[host, bus] += 1
+            elif bus not in ("0x00", "0x0") and not re.search(r"G[HB]\d00", name):
+                seen[host, bus, device] += 1
+        return any(count > 1 for count in seen.values()) and not self._doubled()
+
+    def _doubled(self) -> bool:
+        """Several runs one after the other list the same devices again."""
+        return Counter(d[0] for d in self.devices)[0] > 1

@@ -1,0 +1,287 @@
+"""Read what other tools print: `nvidia-smi topo -m`, nccl-tests, NCCL_DEBUG=INFO logs.
+
+    read("out.log")  ->  {"kind": "nccl-tests", "facts": {...}, "verdict": ..., "why": ..., "next": ...}
+
+A file is read as a stream, once, in bounded memory: each line is offered to one collector a kind,
+which keeps only what it needs. What is none of the three is refused in one line; a figure that
+the file does not hold is None and never guessed.
+"""
+
+from __future__ import annotations
+
+import codecs
+import html
+import os
+import re
+import select
+import stat
+import sys
+import time
+from collections.abc import Iterator
+
+from ..cluster import UsageError
+from .nccl_log import NcclLog
+from .nccl_tests import NcclTests
+from .topo import Topo
+
+CHUNK = 1 << 16  # bytes
+LINE = 8192  # characters kept of one line; the widest real one (a matrix row) has under 2000
+MOST = 1 << 30  # bytes looked at
+CPU_SECONDS = 25.0  # spent looking; what was read by then is judged, and the reader told
+SILENCE = 10.0  # seconds that a pipe given by name may stay without data
+CONTROL = re.compile(r"[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f]")
+
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b\][^\x07]*\x07|\^\[\[[0-9;]*m|\[[04]m")
+# `mpirun --tag-output` and its successors put this anywhere in a line, even inside a row
+MPI_TAG = re.compile(r"\[[^\[\]\s]{1,80},\d+\]\s?<std(?:out|err|diag)>:?")
+# A line without any of these words belongs to no collector; most of a training log is that.
+CANDIDATE = re.compile(
+    r"NCCL|GPU ?\d|NIC\d|Affinity|Legend|\b(?:SYS|NODE|PHB|PXB|PIX|SOC|NV\d+|X)\b|INFO|WARN|busbw"
+    r"|_perf|Rank|bandwidth|Using devices|Out of bounds|nThread|failure|Traceback|torch\.|\d\s+[a-z]\w+\s"
+    r"|\d\.\d+\s+\d|maxBytes|slurmstepd|srun:|mlx|signal|fault|CANCELLED|\bFAILED|-smi|XGMI|xelink",
+    re.ASCII,
+)
+
+
+def read(path: str) -> dict:
+    """What the file holds and means. "-" is standard input.
+
+    Returns kind ("topo", "nccl-tests" or "nccl-log"), facts, verdict, why and next.
+    Raises UsageError, in one line, for what cannot be read or is none of the three.
+    """
+    source = Source(path)
+    topo, tests, log = Topo(), NcclTests(), NcclLog()
+    foreign = Foreign()
+    try:
+        for number, line in source.lines():
+            if not CANDIDATE.search(line):
+                topo.gap()
+                continue
+            line = clean(line)
+            topo.feed(number, line)
+            in_log = log.feed(number, line)
+            tests.feed(number, line, in_log)
+            if not in_log:
+                foreign.feed(line)
+    finally:
+        source.close()
+    chosen = choose(topo, tests, log)
+    if chosen is None:
+        raise UsageError(f"{source.name}: {foreign.words(topo, source)}")
+    if chosen is tests:
+        tests.log = log
+    try:
+        result = chosen.result()
+    except ValueError as e:
+        raise UsageError(f"{source.name}: {e}") from None
+    if source.cut:
+        result["why"] += f" Only {source.cut} were looked at."
+    return result
+
+
+def choose(topo: Topo, tests: NcclTests, log: NcclLog) -> Topo | NcclTests | NcclLog | None:
+    """What the file is mainly about, or None."""
+    if topo.rows and topo.rows > tests.rows and topo.rows * 3 > log.lines:
+        return topo
+    # nccl-tests run with NCCL_DEBUG=INFO print hundreds of lines of log around their table; a
+    # log in which the table never began, and in which its header is a small part, is a log.
+    if tests.measured or (tests.lines and tests.lines * 5 >= log.lines):
+        return tests
+    if log.known:
+        return log
+    return topo if topo.rows else None
+
+
+def table(facts: dict) -> list[str]:
+    """Facts as lines for a person: name, then what it is; long ones are shortened."""
+    lines = []
+    for name, value in facts.items():
+        if value is None:
+            text = "not shown"
+        elif isinstance(value, bool):
+            text = "yes" if value else "no"
+        elif isinstance(value, dict):
+            text = ", ".join(f"{k}: {_short(v)}" for k, v in value.items()) or "none"
+        elif isinstance(value, list):
+            text = ", ".join(map(_short, value)) or "none"
+        else:
+            text = _short(value)
+        lines.append(f"{name:<18}{text if len(text) < 400 else text[:400] + ' … (all with --json)'}")
+    return lines
+
+
+def _short(value) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{k} {_short(v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_short, value))
+    return f"{value:g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def clean(line: str) -> str:
+    """Without colours, mpirun's tags, non-breaking spaces and HTML entities."""
+    if "\x1b" in line or "[" in line:
+        line = MPI_TAG.sub(" ", ANSI.sub("", line))
+    if "&" in line:
+        line = html.unescape(line)
+    return line.replace("\xa0", " ").replace("\u200b", "").rstrip()
+
+
+class Source:
+    """The bytes of a file, a pipe or standard input, as numbered lines of text."""
+
+    def __init__(self, path: str):
+        self.name = "standard input" if path == "-" else path
+        self.size = 0
+        self.cut = ""  # how much was looked at, if not all
+        self.wait = None
+        if path == "-":
+            self.fd = _stdin()
+            return
+        if not path:
+            raise UsageError("no file is named: use a path, or - for standard input")
+        try:
+            mode = os.stat(path).st_mode
+            if stat.S_ISDIR(mode):
+                raise UsageError(f"{path} is a directory: name a file in it")
+            if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+                raise UsageError(f"{path} is a device or a socket, not a file")
+            # without O_NONBLOCK, opening a pipe that nobody writes to would never return
+            self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise UsageError(f"{path}: there is no such file") from None
+        except (OSError, ValueError) as e:
+            why = e.strerror if isinstance(e, OSError) else str(e)
+            raise UsageError(f"{path} cannot be read: {why}") from None
+        self.wait = SILENCE if stat.S_ISFIFO(mode) else None
+
+    def close(self) -> None:
+        if self.name != "standard input":
+            os.close(self.fd)
+
+    def _chunks(self) -> Iterator[bytes]:
+        began = time.process_time()
+        heard = time.monotonic()
+        while True:
+            try:
+                if self.wait is not None:
+                    select.select([self.fd], [], [], 0.2)
+                chunk = os.read(self.fd, CHUNK)
+            except BlockingIOError:
+                chunk = b""
+            except OSError as e:
+                raise UsageError(f"{self.name} cannot be read: {e.strerror}") from None
+            if not chunk:
+                # a pipe opened before its writer looks as if it had ended
+                if self.wait and not self.size and time.monotonic() - heard < self.wait:
+                    time.sleep(0.05)
+                    continue
+                if self.wait and self._writer_left() and time.monotonic() - heard < self.wait:
+                    continue
+                return
+            heard = time.monotonic()
+            self.size += len(chunk)
+            yield chunk
+            if self.size >= MOST or time.process_time() - began > CPU_SECONDS:
+                self.cut = f"the first {self.size / 1e6:.0f} MB"
+                return
+
+    def _writer_left(self) -> bool:
+        """Whether a pipe still has somebody at its other end."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return not any(event & select.POLLHUP for _, event in poll.poll(0))
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """(line number from 1, text). Raises UsageError for an empty or a binary file."""
+        decoder, left, number = None, "", 0
+        for chunk in self._chunks():
+            if decoder is None:
+                decoder = codecs.getincrementaldecoder(_encoding(chunk))("replace")
+                text = decoder.decode(chunk)
+                self._refuse_binary(chunk, text)
+                text = text.removeprefix("\ufeff")
+            else:
+                text = decoder.decode(chunk)
+            held = text.endswith("\r")  # the other half of CRLF may be in the next chunk
+            if held:
+                text = text[:-1]
+            text = (left + text).replace("\r\n", "\n").replace("\r", "\n")
+            whole = text.split("\n")
+            left = whole.pop()[:LINE] + ("\r" if held else "")
+            for line in whole:
+                number += 1
+                if line and not line.isspace():
+                    yield number, line[:LINE]
+                else:
+                    yield number, ""
+        if left.strip():
+            yield number + 1, left
+        if not self.size:
+            raise UsageError(f"{self.name} is empty")
+
+    def _refuse_binary(self, chunk: bytes, text: str) -> None:
+        for magic, what in ((b"\x1f\x8b", "gunzip"), (b"BZh", "bunzip2"), (b"\xfd7zXZ", "unxz"),
+                            (b"\x28\xb5\x2f\xfd", "unzstd"), (b"PK\x03\x04", "unzip")):  # fmt: skip
+            if chunk.startswith(magic):
+                raise UsageError(f"{self.name} is compressed: {what} it first")
+        if len(CONTROL.findall(text)) > 0.02 * len(text) + 1:
+            raise UsageError(f"{self.name} is a binary file, not the text a tool printed")
+        if text.count("\ufffd") > 0.3 * len(text):
+            raise UsageError(f"{self.name} is not text in UTF-8 or UTF-16")
+
+
+def _stdin() -> int:
+    try:
+        return sys.stdin.fileno()
+    except (AttributeError, ValueError, OSError):
+        raise UsageError("standard input is closed: name a file") from None
+
+
+def _encoding(head: bytes) -> str:
+    """PowerShell's `>` writes UTF-16."""
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    even, odd = head[0:2000:2], head[1:2000:2]
+    if len(odd) > 8 and odd.count(0) > 0.8 * len(odd) and even.count(0) < 0.1 * len(even):
+        return "utf-16-le"
+    if len(odd) > 8 and even.count(0) > 0.8 * len(even) and odd.count(0) < 0.1 * len(odd):
+        return "utf-16-be"
+    return "utf-8"
+
+
+class Foreign:
+    """What a file that is none of the three might be, so that its reader knows what to run."""
+
+    SIGNS = (
+        (r"\| NVIDIA-SMI\b|\bNVIDIA-SMI \d", "this is nvidia-smi's table, which shows no links: "
+         "run nvidia-smi topo -m"),
+        (r"rocm-smi|ROCm System Management|\bXGMI\b|amd-smi", "this is of AMD's tools: only "
+         "nvidia-smi topo -m, nccl-tests and NCCL logs are read"),
+        (r"xpu-smi|\bXelink\b|GPU \d/\d\|", "this is of Intel's tools: only nvidia-smi topo -m, "
+         "nccl-tests and NCCL logs are read"),
+        (r"NCCL version \d", "this names NCCL's version only: run with NCCL_DEBUG=INFO"),
+        (r"Watchdog caught|torch\.distributed|NCCL error|Traceback|slurmstepd", "this is a log of "
+         "a failed job without NCCL_DEBUG=INFO lines: run again with NCCL_DEBUG=INFO"),
+    )  # fmt: skip
+    PATTERN = re.compile("|".join(f"({p})" for p, _ in SIGNS))
+
+    def __init__(self):
+        self.found: set[int] = set()
+
+    def feed(self, line: str) -> None:
+        match = self.PATTERN.search(line)
+        if match:
+            self.found.add(match.lastindex - 1)
+
+    def words(self, topo: Topo, source: Source) -> str:
+        accepted = "not nvidia-smi topo -m, nccl-tests output or an NCCL_DEBUG=INFO log"
+        where = f"in {source.cut} " if source.cut else ""
+        if topo.p2p:
+            return ("this is the matrix of nvidia-smi topo -p2p, which says what peer access is "
+                    "supported: run nvidia-smi topo -m")  # fmt: skip
+        if topo.header_seen:
+            return "a matrix of nvidia-smi topo -m begins here, but its rows are missing"
+        if self.found:
+            return self.SIGNS[min(self.found)][1]
+        return f"{where}{accepted}"

@@ -1,0 +1,218 @@
+"""`nvidia-smi topo -m`: which GPU reaches which, and which NIC, over what.
+
+The matrix is symmetric, so a row that is cut is filled from its columns; a pair that neither
+shows makes the matrix unreadable. Drivers differ in labels (SOC is the old name of SYS), in the
+names of NICs (mlx5_0, NIC0 and a legend) and in the columns after them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from . import topo_verdict
+
+# nearest first; NV# is nearer than all of them. SOC: SYS before 2018.
+DISTANCES = ("PIX", "PSB", "PXB", "PHB", "NODE", "SYS", "SOC")
+LABEL = r"(?:NV\d{1,2}|PIX|PSB|PXB|PHB|NODE|SYS|SOC|N/A|X)"
+CELL = re.compile(LABEL)
+CELLS = re.compile(rf"{LABEL}+")  # a screen's edge glues two of them together
+P2P = re.compile(r"^(?:OK|CNS|GNS|TNS|NS|DR|U|X)$")
+NAME = r"[A-Za-z][\w.+-]*\d[\w.+-]*"  # GPU0, NIC12, mlx5_bond_0, bnxt_re0, rdmap16s27
+ROW = re.compile(rf"(?:^|[\s>|:`\])])({NAME})[ \t|]+((?:X|OK|U|N/A|{LABEL})(?:[\s|].*)?)$")
+HEADER = re.compile(r"(?:^|[\s>|:`\])])(GPU\d+(?:[\s|]|$).*)$")
+LEGEND = re.compile(r"\b(NIC\d+)\s*[:=]\s*([\w.+-]+)\s*$")
+RANGES = re.compile(r"^\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*,?$")
+MOST = 600  # rows and columns kept
+
+
+class Topo:
+    """Collects the matrix as lines go by; `result` says what it means."""
+
+    def __init__(self):
+        self.names: list[str] = []  # columns
+        self.cells: dict[str, list[str]] = {}  # of each row, as far as they go
+        self.rest: dict[str, list[str]] = {}  # what follows them: affinities
+        self.legend: dict[str, str] = {}
+        self.open: str | None = None  # "header" or the row that may go on in the next line
+        self.p2p = False
+        self.header_seen = False
+        self.matrices = 0
+
+    @property
+    def rows(self) -> int:
+        return len(self.cells)
+
+    def gap(self) -> None:
+        """A line that belongs to no matrix, blank or not."""
+        self.open = None
+
+    def feed(self, number: int, line: str) -> None:
+        line = line.replace("|", " ").replace("\\_", "_")
+        if legend := LEGEND.search(line):
+            if len(self.legend) < MOST:
+                self.legend[legend[1]] = legend[2]
+            return
+        if "=" in line or "NCCL" in line:
+            self.gap()
+            return
+        if row := ROW.search(line):
+            return self._row(row[1], row[2].split())
+        header = HEADER.search(line)
+        if header and ("Affinity" in line or _all_names(header[1].split())):
+            return self._header(header[1].split())
+        if self.open == "header":
+            more = line.split()
+            if "Affinity" in line or _all_names(more):
+                self.names += _names(more)
+                return
+        elif self.open and (words := line.split()) and _goes_on(words):
+            return self._fill(self.open, words)
+        self.gap()
+
+    def _header(self, words: list[str]) -> None:
+        names = _names(words)
+        if self.cells and names[: len(self.names)] != self.names[: len(names)]:
+            self.matrices += 1
+            if not self.complete():  # what came before was no matrix after all
+                self.names, self.cells, self.rest = [], {}, {}
+            else:  # the first one is read
+                return
+        elif self.cells:
+            self.matrices += 1
+            return
+        self.names, self.open, self.header_seen = names[:MOST], "header", True
+
+    def _row(self, name: str, words: list[str]) -> None:
+        if self.header_seen and all(P2P.match(w) for w in words) and set(words) - {"X"}:
+            self.p2p = True
+            return
+        if name in self.cells or len(self.cells) >= MOST or (self.names and name not in self.names):
+            self.gap()
+            return
+        self.cells[name], self.rest[name] = [], []
+        self._fill(name, words)
+
+    def _fill(self, name: str, words: list[str]) -> None:
+        self.open = name
+        for word in words:
+            columns = len(self.names) or MOST
+            if not self.rest[name] and CELLS.fullmatch(word) and len(self.cells[name]) < columns:
+                self.cells[name] += CELL.findall(word)
+            elif len(self.rest[name]) < 8:
+                self.rest[name].append(word)
+
+    def complete(self) -> bool:
+        try:
+            self._matrix()
+        except ValueError:
+            return False
+        return True
+
+    def _matrix(self) -> tuple[list[str], dict[tuple[str, str], str]]:
+        """Names of columns, and the label of each pair that is known."""
+        names = list(self.names)
+        if not names:  # posted without its first line: as many columns as rows
+            names = list(self.cells)
+            # the last cells of a row without a header may be an affinity of N/A
+            for name in names:
+                extra = self.cells[name][len(names) :]
+                self.cells[name] = self.cells[name][: len(names)]
+                self.rest[name] = extra + self.rest[name]
+        label: dict[tuple[str, str], str] = {}
+        for row in self.cells:
+            for column, text in zip(names, self.cells[row]):
+                if (text == "X") != (row == column):
+                    raise ValueError(
+                        f"the matrix does not fit together at row {row}, column {column}: "
+                        "is a line or a column missing? Save nvidia-smi topo -m again"
+                    )
+                if row != column:
+                    label.setdefault((row, column), text)
+                    label.setdefault((column, row), text)
+        return names, label
+
+    def result(self) -> dict:
+        """Kind, facts, verdict, why, next. Raises ValueError for a matrix that is cut."""
+        names, label = self._matrix()
+        gpus = [n for n in names if re.fullmatch(r"GPU\d+", n)]
+        nics = [n for n in names if n not in gpus]
+        if not gpus or not any(g in self.cells for g in gpus):
+            raise ValueError("a matrix without rows of GPUs: save nvidia-smi topo -m again")
+        missing = [
+            (a, b) for i, a in enumerate(gpus) for b in gpus[i + 1 :] if (a, b) not in label
+        ]
+        if missing:
+            raise ValueError(
+                f"the matrix is cut: {missing[0][0]} to {missing[0][1]} is not shown "
+                f"({len(missing)} pairs are missing); save nvidia-smi topo -m again"
+            )
+        number = {g: int(g[3:]) for g in gpus}
+        links = {
+            "-".join(map(str, sorted((number[a], number[b])))): label[a, b]
+            for i, a in enumerate(gpus)
+            for b in gpus[i + 1 :]
+        }
+        near, nearest, distance = {}, {}, {}
+        for g in gpus:
+            known = [n for n in nics if (g, n) in label and label[g, n] in DISTANCES]
+            if known:
+                best = min(DISTANCES.index(label[g, n]) for n in known)
+                ties = [n for n in known if DISTANCES.index(label[g, n]) == best]
+                near[str(number[g])] = ties
+                nearest[str(number[g])] = ties[0]
+                distance[str(number[g])] = label[g, ties[0]]
+        cpus, numa = zip(*(self._affinity(g) for g in gpus))
+        facts = {
+            "gpus": len(gpus),
+            "nics": nics,
+            "numa_nodes": _numa_nodes(cpus, numa, label.values()),
+            "links": links,
+            "class": topo_verdict.classify([number[g] for g in gpus], links),
+            "gpu_nic": nearest,
+            "gpu_nic_distance": distance,
+            "gpu_nics": near,
+            "nic_names": {n: self.legend[n] for n in nics if n in self.legend},
+            "gpu_numa": {str(number[g]): n for g, n in zip(gpus, numa)},
+        }
+        judged = topo_verdict.judge([number[g] for g in gpus], facts)
+        if self.matrices:
+            judged["why"] += f" The file holds {self.matrices + 1} matrices; this is the first."
+        return {"kind": "topo", "facts": facts, **judged}
+
+    def _affinity(self, gpu: str) -> tuple[str | None, int | None]:
+        """(CPU list, NUMA node) of a GPU, each None where it is not shown."""
+        words = self.rest.get(gpu, [])
+        cpus, numa = None, None
+        ranges = [w for w in words if RANGES.match(w)]
+        if ranges and not (len(ranges) == 1 and words[0] == "N/A"):
+            cpus = ranges[0]
+            later = [w for w in words[words.index(cpus) + 1 :] if w.isdigit() or w == "N/A"]
+            if later and later[0] != "N/A":
+                numa = int(later[0])
+        return cpus, numa
+
+
+def _names(words: list[str]) -> list[str]:
+    """The column names at the head of these words: up to `CPU Affinity`."""
+    names = []
+    for word in words:
+        if not re.fullmatch(NAME, word):
+            break
+        names.append(word)
+    return names
+
+
+def _all_names(words: list[str]) -> bool:
+    return bool(words) and len(_names(words)) == len(words)
+
+
+def _goes_on(words: list[str]) -> bool:
+    """Whether these words can be the rest of a row that was wrapped."""
+    return all(CELLS.fullmatch(w) or RANGES.match(w) or w == "N/A" for w in words)
+
+
+def _numa_nodes(cpus, numa, labels) -> int | None:
+    """NUMA nodes that hold a GPU, by affinity; two at least where a link crosses between nodes."""
+    shown = {n for n in numa if n is not None} or {c for c in cpus if c is not None}
+    crossing = any(label in ("SYS", "SOC") for label in labels)
+    return max(len(shown), 2) if crossing else len(shown) or None

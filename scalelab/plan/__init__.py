@@ -1,0 +1,1 @@
+"""Formulas and published figures, each with its source."""
