@@ -124,12 +124,14 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
      "the system killed a process, usually for host memory", "dmesg | grep -i oom on that node"),
 )  # fmt: skip
 VICTIM = (
-    r"Broken pipe|[Cc]onnection closed by remote peer|Connection reset by peer|remote process exited|"
-    r"ncclRemoteError|Failed to execute operation|Proxy Call to rank|"
+    r"Broken pipe|[Cc]onnection closed by remote peer|Connection reset by peer|"
+    r"remote process exited|ncclRemoteError|Failed to execute operation|Proxy Call to rank|"
     r"socketProgress|socketPollConnect|closed by peer|commAbort|Abort(?:ed|ing)?\b"
 )
-RDMA = re.compile(r"NET/(?:IB|OFI|AWS|Plugin|UCX|SHARP|FasTrak|gIB|GPUDirect|SRD|Libfabric|CXI|Slingshot)",
-                  re.IGNORECASE)  # fmt: skip
+RDMA = re.compile(
+    r"NET/(?:IB|OFI|AWS|Plugin|UCX|SHARP|FasTrak|gIB|GPUDirect|SRD|Libfabric|CXI|Slingshot)",
+    re.IGNORECASE,
+)
 
 
 def judge(facts: dict, log) -> dict:
@@ -164,8 +166,8 @@ def _broken(fatal: list, evidence: list, facts: dict, log, cancelled) -> dict:
                 "other ranks and nodes",
             )
         else:
-            cause, step = f"NCCL reports: {fatal[0]['text'][:120]}", (
-                "look for the first such line over all ranks; run again with NCCL_DEBUG=INFO")  # fmt: skip
+            cause = f"NCCL reports: {fatal[0]['text'][:120]}"
+            step = "look for the first such line over all ranks; run again with NCCL_DEBUG=INFO"
     why = [f"Line {first['line']}: {first['text'][:160]}" + (f" ({first['who']})" if first["who"]
                                                              else "") + "."]  # fmt: skip
     extra = _extra(facts, log, text)
@@ -230,7 +232,7 @@ def _healthy(facts: dict, log) -> dict:
         few = min(by := [roce, [n for n in facts["hcas"] if n not in roce]], key=len)
         bond = [n for n in few if "bond" in n]
         return {
-            "verdict": "works, but may be slow or fail: ports of different fabrics are used together",
+            "verdict": "works, perhaps slowly: ports of different fabrics are used together",
             "why": f"{_mixed(facts['hcas'])}. NCCL spreads channels over all of them, so the "
             f"slowest sets the pace{' (a bond is usually for management)' if bond else ''}.",
             "next": f"NCCL_IB_HCA=^{','.join(few)} (or name the {max(map(len, by))} that belong "

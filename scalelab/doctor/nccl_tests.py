@@ -25,12 +25,15 @@ DEVICE = re.compile(
     r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\s+(\d+)"
     r"\s+\[([0-9a-fA-Fx:.]+)\]\s*(.*)"
 )
-COLUMNS = re.compile(r"\b(?:size|bytes)\s+(?:count|N)\s+type\b.*\balgbw\s+busbw\s+(#wrong|error|res)")
+COLUMNS = re.compile(
+    r"\b(?:size|bytes)\s+(?:count|N)\s+type\b.*\balgbw\s+busbw\s+(#wrong|error|res)"
+)
 NUMBER = r"(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:inf|nan))"
 TYPES = (
     "char|u?int(?:8|32|64)?|half|float|double|bfloat16|bf16|f?fp?8_?e\\d+m\\d+|f8e\\dm\\d|float8\\w*"
     "|int4|fp32|fp16|fp64"
 )
+TYPE = re.compile(TYPES)
 HEAD = re.compile(rf"(?:^|[\s>|:])(\d+)\s+(\d+)\s+({TYPES})\b[ \t]*(.*)$")
 REDOP = re.compile(r"^(sum|prod|max|min|avg|mulsum|none|all)\b\s*(.*)$")
 GROUP = re.compile(rf"({NUMBER})\s+({NUMBER})\s+({NUMBER})\s+({NUMBER}|N/A)(?=\s|$)")
@@ -41,8 +44,10 @@ FAILURE = re.compile(
     r"(Test (?:NCCL|CUDA|MPI) failure \S+ .*|Test failure \S+|(?:CUDA|Cuda) failure \S+:\d+ .*"
     r"|NCCL failure \S+ .*|Test timeout.*)"
 )
-KILLED = re.compile(r"(Segmentation fault|Bus error|Signal: \w.*|exited on signal \d+.*|"
-                    r"CANCELLED AT .*|TIME LIMIT|mpirun noticed.*|srun: error: .*|Killed)")  # fmt: skip
+KILLED = re.compile(
+    r"(Segmentation fault|Bus error|Signal: \w.*|exited on signal \d+.*|CANCELLED AT .*"
+    r"|TIME LIMIT|mpirun noticed.*|srun: error: .*|Killed)"
+)
 LIBRARY = re.compile(r"\bnccl-library=(\d+)")
 TAG = re.compile(r"(?<=\s)\d{1,4}: ")  # srun --label, in the middle of a row
 MOST = 5000  # of whatever is kept
@@ -95,18 +100,21 @@ class NcclTests:
     def measured(self) -> bool:
         return bool(self.rows) or any(run.average is not None for run in self.runs)
 
-    def feed(self, number: int, line: str, in_log: bool) -> None:
+    def feed(self, number: int, line: str, in_log: bool) -> bool:
+        """Takes the line in; whether it is of the test's own output."""
         if in_log:  # "8  2  float  sum  -1 node-a:25:25 [0] NCCL INFO …"
             comm = re.search(r"\bn[Rr]anks (\d+)\b", line)
             if comm and len(self.comms) < MOST:
                 self.comms.add(int(comm[1]))
             line = re.split(r"\S+:\d+:\d+ \[|NCCL (?:INFO|WARN)", line, maxsplit=1)[0]
             if not line.strip():
-                return
+                return False
+        before = self.lines
         named = NAMED.search(line)
         if named:
             self.names[named[1]] += 1
         self._parse(line)
+        return self.lines > before
 
     def _parse(self, line: str) -> None:
         if begin := BEGIN.search(line):
@@ -154,7 +162,7 @@ class NcclTests:
         elif head := HEAD.search(line):
             self._head(head)
         elif self.pending and ONLY_GROUPS.match(TAG.sub(" ", line)):
-            self._figures(TAG.sub(" ", line))
+            self._figures(GROUP.findall(TAG.sub(" ", line))[:2])
         elif "rccl" in line.lower():
             self.amd = True
 
@@ -189,48 +197,72 @@ class NcclTests:
         groups = GROUP.findall(rest)
         if not groups and rest.strip() and redop is None and root is None:
             return  # a sentence with two numbers and the word "float"
-        if not self.runs:
-            self._new()
-        run = self.runs[-1]
-        if run.ended:
-            run = self._new()
-        run.redop, run.root = redop or run.redop, root if root is not None else run.root
-        self.row = int(head[1])
+        self._began(int(head[1]), redop, root)
         if groups:
-            self._figures(rest)
+            self._figures(groups[:2])
         else:
             self.pending = True
             self.lines += 1
 
-    def _figures(self, text: str) -> None:
+    def row(self, line: str) -> bool:
+        """Takes the line in if it is a whole row as every version prints it: quick, for most of
+        a long file is that."""
+        words = line.split()
+        if not (7 <= len(words) <= 13 and words[0].isdecimal() and words[1].isdecimal()):
+            return False
+        if not TYPE.fullmatch(words[2]):
+            return False
+        at, redop, root = 3, None, None
+        if words[at].isalpha():
+            redop, at = words[at], at + 1
+        if len(words) - at in (5, 9):
+            root, at = words[at], at + 1
+        if len(words) - at not in (4, 8) or not (root or "0").lstrip("-").isdecimal():
+            return False
+        try:
+            figures = [[float(w) for w in words[i : i + 3]] for i in range(at, len(words), 4)]
+        except ValueError:
+            return False
+        self._began(int(words[0]), redop, None if root is None else int(root))
+        self._figures([(*f, words[at + 4 * i + 3]) for i, f in enumerate(figures)])
+        return True
+
+    def _began(self, nbytes: int, redop: str | None, root: int | None) -> None:
+        if not self.runs or self.runs[-1].ended:
+            self._new()
+        run = self.runs[-1]
+        run.redop, run.root = redop or run.redop, root if root is not None else run.root
+        self.nbytes = nbytes
+
+    def _figures(self, groups: list) -> None:
         self.pending = False
         self.lines += 1
         run = self.runs[-1]
         run.rows += 1
         if len(run.sizes) < MOST:
-            run.sizes[self.row] += 1
+            run.sizes[self.nbytes] += 1
         top = 0.0
-        for _, algbw, busbw, wrong in GROUP.findall(text)[:2]:
-            alg, bus = float(algbw), float(busbw)
+        for _, alg, bus, wrong in groups:
+            alg, bus = float(alg), float(bus)
             if not (0 <= alg < 1e12 and 0 <= bus < 1e9):  # nan, inf
                 continue
             run.sent |= alg > 0
             top = max(top, bus)
             if run.best is None or bus > run.best:
-                run.best, run.peak = bus, (self.row, alg, bus)
+                run.best, run.peak = bus, (self.nbytes, alg, bus)
             if alg > 0.5 and bus > 0:
                 run.ratios = [*run.ratios[-20:], bus / alg]
             if wrong != "N/A" and not self.old_columns and "e" not in wrong.lower():
                 run.checked = True
                 run.wrong += int(float(wrong))
-        if run.largest is None or self.row >= run.largest[0]:
+        if run.largest is None or self.nbytes >= run.largest[0]:
             run.half = run.largest[1] if run.largest else None
-            run.largest = (self.row, top)
+            run.largest = (self.nbytes, top)
 
     # what the lines came to
 
     def result(self) -> dict:
-        """Kind, facts, verdict, why, next. Raises ValueError where the file breaks off too early."""
+        """Kind, facts, verdict, why, next. Raises ValueError where the file breaks off early."""
         if not (self.measured or self.devices or self.failures or self.usings):
             raise ValueError(
                 "nccl-tests' output breaks off in its header: no device, row or failure is left"
@@ -354,7 +386,7 @@ class NcclTests:
     def _shared(self) -> bool:
         """Whether two ranks sat on one GPU. A short address holds the bus only, not the domain."""
         seen: Counter = Counter()
-        for rank, _, _, host, device, bus, name in set(self.devices):
+        for _rank, _, _, host, device, bus, name in set(self.devices):
             if ":" in bus:
                 seen[host, bus] += 1
             elif bus not in ("0x00", "0x0") and not re.search(r"G[HB]\d00", name):

@@ -235,8 +235,11 @@ def _pcie_node(best, low, high, card, against, say, facts) -> tuple[str, str, st
     """Cards in slots: how wide the slot is and whether peer access is on is not in the output."""
     share = best / low
     if best > 1.05 * low and high > low:
-        return (f"good: {best:g} GB/s, above PCIe: the NVLink bridge is used",
-                f"{say} {against}.", "next, the network: the same test over two machines")  # fmt: skip
+        return (
+            f"good: {best:g} GB/s, above PCIe: the NVLink bridge is used",
+            f"{say} {against}.",
+            "next, the network: the same test over two machines",
+        )
     if share >= 0.45:
         return (
             f"good: {best:g} GB/s is {share:.0%} of a PCIe slot of 16 lanes",

@@ -1,6 +1,6 @@
 """Read what other tools print: `nvidia-smi topo -m`, nccl-tests, NCCL_DEBUG=INFO logs.
 
-    read("out.log")  ->  {"kind": "nccl-tests", "facts": {...}, "verdict": ..., "why": ..., "next": ...}
+    read("out.log")  ->  {"kind": "nccl-tests", "facts": {…}, "verdict": …, "why": …, "next": …}
 
 A file is read as a stream, once, in bounded memory: each line is offered to one collector a kind,
 which keeps only what it needs. What is none of the three is refused in one line; a figure that
@@ -27,20 +27,26 @@ from .topo import Topo
 CHUNK = 1 << 16  # bytes
 LINE = 8192  # characters kept of one line; the widest real one (a matrix row) has under 2000
 MOST = 1 << 30  # bytes looked at
-CPU_SECONDS = 25.0  # spent looking; what was read by then is judged, and the reader told
+CPU_SECONDS = 15.0  # spent looking; what was read by then is judged, and the reader told
 SILENCE = 10.0  # seconds that a pipe given by name may stay without data
 CONTROL = re.compile(r"[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f]")
 
-ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b\][^\x07]*\x07|\^\[\[[0-9;]*m|\[[04]m")
+ANSI = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b\][^\x07]*\x07|\^\[\[[0-9;]*m|\[[04]m"
+)
 # `mpirun --tag-output` and its successors put this anywhere in a line, even inside a row
 MPI_TAG = re.compile(r"\[[^\[\]\s]{1,80},\d+\]\s?<std(?:out|err|diag)>:?")
 # A line without any of these words belongs to no collector; most of a training log is that.
-CANDIDATE = re.compile(
-    r"NCCL|GPU ?\d|NIC\d|Affinity|Legend|\b(?:SYS|NODE|PHB|PXB|PIX|SOC|NV\d+|X)\b|INFO|WARN|busbw"
-    r"|_perf|Rank|bandwidth|Using devices|Out of bounds|nThread|failure|Traceback|torch\.|\d\s+[a-z]\w+\s"
-    r"|\d\.\d+\s+\d|maxBytes|slurmstepd|srun:|mlx|signal|fault|CANCELLED|\bFAILED|-smi|XGMI|xelink",
-    re.ASCII,
-)
+WORDS = (
+    "NCCL", "INFO", "WARN", "GPU", "NIC", "PIX", "PXB", "PHB", "SYS", "NODE", "SOC", "Affinity",
+    "busbw", "_perf", "Rank", "bandwidth", "Using devices", "Out of bounds", "nThread", "ailure",
+    "float", "half", "double", "int", "char", "bf16", "fp8", "f8e", "slurm", "srun", "ignal",
+    "ault", "FAILED", "CANCELLED", "Killed", "-smi", "-SMI", "Traceback", "torch.", "XGMI", "rror",
+    "imeout", "rccl", "mpirun", "elink", "memory",
+)  # fmt: skip
+NO_DIGITS = str.maketrans("", "", "0123456789")
+SHAPES = 20_000  # kinds of line remembered, each without its digits
+ENOUGH, DULL = 2000, 100  # a kind of line is passed over after 2000 of NCCL's, or 20 of no use
 
 
 def read(path: str) -> dict:
@@ -52,17 +58,25 @@ def read(path: str) -> dict:
     source = Source(path)
     topo, tests, log = Topo(), NcclTests(), NcclLog()
     foreign = Foreign()
+    seen: dict[str, int] = {}  # how often a kind of line came, weighted
     try:
-        for number, line in source.lines():
-            if not CANDIDATE.search(line):
-                topo.gap()
-                continue
+        for number, line, shape in source.lines():
+            weight = seen.get(shape, 0)
+            if not (tests.pending or topo.open):  # else the line may be the rest of another one
+                if weight >= ENOUGH:
+                    continue
+                if not any(word in line for word in WORDS):
+                    continue
             line = clean(line)
-            topo.feed(number, line)
+            if tests.row(line):
+                continue
+            taken = topo.feed(number, line)
             in_log = log.feed(number, line)
-            tests.feed(number, line, in_log)
+            taken |= tests.feed(number, line, in_log)
             if not in_log:
                 foreign.feed(line)
+            if not taken and (weight or len(seen) < SHAPES) and len(shape) < 500:
+                seen[shape] = weight + (1 if in_log else DULL)
     finally:
         source.close()
     chosen = choose(topo, tests, log)
@@ -106,7 +120,9 @@ def table(facts: dict) -> list[str]:
             text = ", ".join(map(_short, value)) or "none"
         else:
             text = _short(value)
-        lines.append(f"{name:<18}{text if len(text) < 400 else text[:400] + ' … (all with --json)'}")
+        if len(text) > 400:
+            text = text[:400] + " … (all with --json)"
+        lines.append(f"{name:<18}{text}")
     return lines
 
 
@@ -142,17 +158,18 @@ class Source:
             raise UsageError("no file is named: use a path, or - for standard input")
         try:
             mode = os.stat(path).st_mode
-            if stat.S_ISDIR(mode):
-                raise UsageError(f"{path} is a directory: name a file in it")
-            if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-                raise UsageError(f"{path} is a device or a socket, not a file")
+            ordinary = stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
             # without O_NONBLOCK, opening a pipe that nobody writes to would never return
-            self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if ordinary else -1
         except FileNotFoundError:
             raise UsageError(f"{path}: there is no such file") from None
         except (OSError, ValueError) as e:
             why = e.strerror if isinstance(e, OSError) else str(e)
             raise UsageError(f"{path} cannot be read: {why}") from None
+        if stat.S_ISDIR(mode):
+            raise UsageError(f"{path} is a directory: name a file in it")
+        if not ordinary:
+            raise UsageError(f"{path} is a device or a socket, not a file")
         self.wait = SILENCE if stat.S_ISFIFO(mode) else None
 
     def close(self) -> None:
@@ -192,8 +209,11 @@ class Source:
         poll.register(self.fd, select.POLLIN)
         return not any(event & select.POLLHUP for _, event in poll.poll(0))
 
-    def lines(self) -> Iterator[tuple[int, str]]:
-        """(line number from 1, text). Raises UsageError for an empty or a binary file."""
+    def lines(self) -> Iterator[tuple[int, str, str]]:
+        """(line number from 1, text, text without digits), blank lines too.
+
+        Raises UsageError for an empty or a binary file.
+        """
         decoder, left, number = None, "", 0
         for chunk in self._chunks():
             if decoder is None:
@@ -207,16 +227,13 @@ class Source:
             if held:
                 text = text[:-1]
             text = (left + text).replace("\r\n", "\n").replace("\r", "\n")
-            whole = text.split("\n")
+            whole, shapes = text.split("\n"), text.translate(NO_DIGITS).split("\n")
             left = whole.pop()[:LINE] + ("\r" if held else "")
-            for line in whole:
+            for line, shape in zip(whole, shapes):
                 number += 1
-                if line and not line.isspace():
-                    yield number, line[:LINE]
-                else:
-                    yield number, ""
+                yield number, line[:LINE], shape
         if left.strip():
-            yield number + 1, left
+            yield number + 1, left, ""
         if not self.size:
             raise UsageError(f"{self.name} is empty")
 

@@ -22,6 +22,7 @@ ROW = re.compile(rf"(?:^|[\s>|:`\])])({NAME})[ \t|]+((?:X|OK|U|N/A|{LABEL})(?:[\
 HEADER = re.compile(r"(?:^|[\s>|:`\])])(GPU\d+(?:[\s|]|$).*)$")
 LEGEND = re.compile(r"\b(NIC\d+)\s*[:=]\s*([\w.+-]+)\s*$")
 RANGES = re.compile(r"^\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*,?$")
+WORDS = ("GPU", "NIC", "PIX", "PXB", "PHB", "NODE", "SYS", "SOC")  # none: not of a matrix
 MOST = 600  # rows and columns kept
 
 
@@ -42,32 +43,31 @@ class Topo:
     def rows(self) -> int:
         return len(self.cells)
 
-    def gap(self) -> None:
-        """A line that belongs to no matrix, blank or not."""
-        self.open = None
-
-    def feed(self, number: int, line: str) -> None:
+    def feed(self, number: int, line: str) -> bool:
+        """Takes the line in; whether it is of the matrix."""
+        was_open, self.open = self.open, None
+        if not (was_open or any(word in line for word in WORDS)) or "=" in line or "NCCL" in line:
+            return False
         line = line.replace("|", " ").replace("\\_", "_")
         if legend := LEGEND.search(line):
             if len(self.legend) < MOST:
                 self.legend[legend[1]] = legend[2]
-            return
-        if "=" in line or "NCCL" in line:
-            self.gap()
-            return
+            return True
         if row := ROW.search(line):
             return self._row(row[1], row[2].split())
         header = HEADER.search(line)
         if header and ("Affinity" in line or _all_names(header[1].split())):
-            return self._header(header[1].split())
-        if self.open == "header":
-            more = line.split()
-            if "Affinity" in line or _all_names(more):
-                self.names += _names(more)
-                return
-        elif self.open and (words := line.split()) and _goes_on(words):
-            return self._fill(self.open, words)
-        self.gap()
+            self._header(header[1].split())
+            return True
+        words = line.split()
+        if was_open == "header" and ("Affinity" in line or _all_names(words)):
+            self.names += _names(words)
+            self.open = "header"
+            return True
+        if was_open and was_open != "header" and words and _goes_on(words):
+            self._fill(was_open, words)
+            return True
+        return False
 
     def _header(self, words: list[str]) -> None:
         names = _names(words)
@@ -82,15 +82,15 @@ class Topo:
             return
         self.names, self.open, self.header_seen = names[:MOST], "header", True
 
-    def _row(self, name: str, words: list[str]) -> None:
+    def _row(self, name: str, words: list[str]) -> bool:
         if self.header_seen and all(P2P.match(w) for w in words) and set(words) - {"X"}:
             self.p2p = True
-            return
+            return False
         if name in self.cells or len(self.cells) >= MOST or (self.names and name not in self.names):
-            self.gap()
-            return
+            return False
         self.cells[name], self.rest[name] = [], []
         self._fill(name, words)
+        return True
 
     def _fill(self, name: str, words: list[str]) -> None:
         self.open = name

@@ -32,7 +32,7 @@ def cost(label: str) -> float:
 
 
 def classify(gpus: list[int], links: dict[str, str]) -> str | None:
-    """nvswitch, nvlink-mesh, nvlink-pairs, pcie-switch, pcie-host or cross-socket; None: one GPU."""
+    """nvswitch, nvlink-mesh, nvlink-pairs, pcie-switch, pcie-host, cross-socket; None: 1 GPU."""
     labels = list(links.values())
     if not labels:
         return None
@@ -165,10 +165,13 @@ def _between(gpus: list[int], links: dict[str, str], kind: str | None) -> tuple[
         path, slowest = ring(gpus, links) if n <= 8 else (gpus, worst)
         if nvlinks(slowest):
             return (
-                f"one {n}-GPU job, in a ring over {slowest} or better" + (f"; or {many}" * bool(many)),
-                f"NVLink joins the GPUs directly, without a switch; a ring over NVLink alone exists "
-                f"({'-'.join(map(str, path))}). {hop} Sets that mix the two sides pass it.",
-                f"measure it: {tests}; for part of the GPUs set CUDA_VISIBLE_DEVICES to a set above",
+                f"one {n}-GPU job, in a ring over {slowest} or better"
+                + (f"; or {many}" if many else ""),
+                "NVLink joins the GPUs directly, without a switch; a ring over NVLink alone exists "
+                f"({'-'.join(map(str, path))}). {hop}"
+                + ("" if nvlinks(worst) else " Sets that mix the two sides pass it."),
+                f"measure it: {tests}; for part of the GPUs use a set above "
+                "(CUDA_VISIBLE_DEVICES)",
             )
         return (
             f"{many} rather than one {n}-GPU job",
