@@ -12,10 +12,13 @@ import re
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 from . import __version__, cluster, runs
 from .cluster import ClusterError, UsageError
+from .measure import sweep
 from .runs import Run, RunError
+from .runs.record import write_json
 
 LOG_LINES, LINE_CHARS = 200, 1000  # of each rank's log, printed at the end
 SWITCHES = ("--json", "--help", "--version")  # flags without a value
@@ -115,6 +118,28 @@ def _parser() -> Parser:
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="…", help="its own arguments")
     run.set_defaults(function=do_run, parser=run)
 
+    bench = commands.add_parser(
+        "bench", allow_abbrev=False, help="time a collective, as nccl-tests does", epilog=EPILOG,
+        description="Time a collective over a range of sizes on every node, check its results, "
+                    "count the bytes on the wire, and fit latency (alpha) and bandwidth (beta).",
+    )  # fmt: skip
+    bench.add_argument("op", metavar="OP", help=f"one of {', '.join(sweep.OPS)}")
+    add_cluster_flags(bench)
+    bench.add_argument("--nproc-per-node", type=_whole, default=1, metavar="P",
+                       help="ranks on each node (default 1)")  # fmt: skip
+    bench.add_argument("--sizes", default="4K:64M", help="bytes: 4K:64M doubles (the default), "
+                       "4K:64M:4 takes every fourth, 4K,1M is a list")  # fmt: skip
+    bench.add_argument("--dtype", default="float32", help=f"one of {', '.join(sweep.DTYPES)}")
+    bench.add_argument("--backend", default="auto", help="auto (default), gloo or nccl")
+    bench.add_argument("--line-rate", metavar="RATE", help="what a host's link carries one way, "
+                       "such as 100gbit or 450GB/s (emulated links: known)")  # fmt: skip
+    bench.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
+                       help="end everything after S seconds (default 600)")  # fmt: skip
+    bench.add_argument("--out", metavar="FILE", help="keep the JSON result here as well as in the "
+                       "run's directory")  # fmt: skip
+    bench.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    bench.set_defaults(function=do_bench, parser=bench)
+
     clean = commands.add_parser(
         "clean", allow_abbrev=False, help="end this user's own leftovers, and nobody else's",
         description="End processes of clusters of yours whose notebook or command is gone.",
@@ -140,7 +165,7 @@ def _parser() -> Parser:
     progress.set_defaults(function=do_progress, parser=progress)
 
     read = commands.add_parser(
-        "read", allow_abbrev=False, help="what nvidia-smi topo -m, nccl-tests or NCCL printed means",
+        "read", allow_abbrev=False, help="what another tool's output means",
         description="Read the output of nvidia-smi topo -m, of nccl-tests or of NCCL_DEBUG=INFO: "
         "facts, a verdict, why, and what to do next.",
         epilog="Exit status: 0 the file was read, whatever its verdict; 2 it cannot be read, or is "
@@ -191,29 +216,52 @@ def do_run(args: argparse.Namespace) -> int:
         runs.check_env(settings)
     if args.run_dir == "":
         raise UsageError("--run-dir '': use the path of a directory")
-    # `kill` and a closed terminal end a run like Ctrl-C does.
-    for sig in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(sig, _interrupt)
+    _end_on_signals()
     with start_cluster(args, args.nodes * args.nproc_per_node) as hosts:
         run = runs.launch(
             args.script, args.args, cluster=hosts, nproc_per_node=args.nproc_per_node,
             timeout=args.timeout, run_dir=args.run_dir, node_env=node_env,
         )  # fmt: skip
-        interrupted = False
-        try:
-            _follow(run)
-        except KeyboardInterrupt:
-            interrupted = True
-            for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(sig, signal.SIG_IGN)  # it is being done, in bounded time
-            say("stopping …")
-            run.stop()
+        interrupted = _follow(run)
     _show(run, to=sys.stderr if args.json else sys.stdout)
     if args.json:
         print(json.dumps(run.record()))
     if interrupted:
         return 130
     return 0 if run.status == "succeeded" else 1
+
+
+def do_bench(args: argparse.Namespace) -> int:
+    """`scalelab bench OP`."""
+    # Before a cluster is started; Sweep would refuse these too.
+    sweep.check(args.op, args.sizes, args.dtype, args.backend, args.line_rate)
+    runs.check_count("nproc-per-node", args.nproc_per_node)
+    runs.check_timeout(args.timeout)
+    out = _writable(args.out) if args.out is not None else None
+    _end_on_signals()
+    with start_cluster(args, args.nodes * args.nproc_per_node) as hosts:
+        going = sweep.Sweep(
+            hosts, args.op, args.sizes, dtype=args.dtype, backend=args.backend,
+            nproc_per_node=args.nproc_per_node, line_rate=args.line_rate, timeout=args.timeout,
+        )  # fmt: skip
+        interrupted = _follow(going)
+    run = going.run
+    whole = run.status == "succeeded"
+    result = going.result(partial=not whole)
+    print(sweep.table(result), file=sys.stderr if args.json else sys.stdout)
+    wrong = sum(row["wrong"] for row in result["rows"])
+    if wrong:
+        say(f"{wrong} results were wrong: this network or its software damages data")
+    if not whole:
+        _show_end(run)
+    elif out:
+        write_json(out, result)
+    say(f"record: {run.dir}" + (f", {out}" if whole and out else ""))
+    if args.json:
+        print(json.dumps(result))
+    if interrupted:
+        return 130
+    return 0 if whole and not wrong else 1
 
 
 def do_clean(args: argparse.Namespace) -> int:
@@ -290,16 +338,31 @@ def do_read(args: argparse.Namespace) -> int:
     return 0
 
 
-def _follow(run: Run) -> None:
-    """Until the run has ended; on a terminal, with its state in one line."""
-    live = sys.stderr.isatty()
-    while not run.done:
-        run.wait(0.25 if live else 1.0)
+def _end_on_signals() -> None:
+    """`kill` and a closed terminal end a run like Ctrl-C does."""
+    for sig in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sig, _interrupt)
+
+
+def _follow(going: Run | sweep.Sweep) -> bool:
+    """Until it has ended; on a terminal, with its state in one line. True if it was interrupted,
+    and so ended early."""
+    try:
+        live = sys.stderr.isatty()
+        while not going.done:
+            going.wait(0.25 if live else 1.0)
+            if live:
+                width = shutil.get_terminal_size().columns - 1
+                print("\r\033[K" + going.words()[:width], end="", file=sys.stderr, flush=True)
         if live:
-            width = shutil.get_terminal_size().columns - 1
-            print("\r\033[K" + run.words()[:width], end="", file=sys.stderr, flush=True)
-    if live:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(sig, signal.SIG_IGN)  # it is being done, in bounded time
+        say("stopping …")
+        going.stop()
+        return True
+    return False
 
 
 def _show(run: Run, to) -> None:
@@ -311,12 +374,27 @@ def _show(run: Run, to) -> None:
             print(f"… {len(lines) - LOG_LINES} earlier lines in {run.dir / 'logs'}", file=to)
         for line in lines[-LOG_LINES:]:
             print(line if len(line) <= LINE_CHARS else line[:LINE_CHARS] + " …", file=to)
+    _show_end(run)
+    print(f"{run.words()}\nrecord: {run.dir}", file=to)
+
+
+def _show_end(run: Run) -> None:
+    """What went wrong, if anything: which rank failed first and why."""
     for problem in dict.fromkeys(run.problems):
         say(f"warning: {problem}")
     if run.first_failure:
         failure = run.first_failure
         say(f"first failure: {runs.who(failure)}\n{failure['error']}")
-    print(f"{run.words()}\nrecord: {run.dir}", file=to)
+    elif run.status == "timed_out":
+        say(run.words())
+
+
+def _writable(text: str) -> Path:
+    """A file's path, once it is known that it can be written. Raises UsageError."""
+    path = Path(text).expanduser().absolute()
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"--out {text!r}: no file can be written there")
+    return path
 
 
 def _node_env(values: list[str], nodes: int) -> dict[int, dict[str, str]]:

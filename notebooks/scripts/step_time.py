@@ -40,15 +40,15 @@ def one_step(ddp_model, optimizer, x, micro_batches, sync, device):
 
 
 def times(ddp_model, optimizer, x, micro_batches, sync, args, device):
-    """Median over steps of the mean over ranks: [forward, backward, update, whole step]."""
+    """Median over steps of the slowest rank's: [forward, backward, update, whole step]."""
     found = []
     for _ in range(args.steps + 2):
         dist.barrier()
         parts = one_step(ddp_model, optimizer, x, micro_batches, sync, device)
         found.append(torch.tensor([*parts, sum(parts)], dtype=torch.float64, device=device))
     seconds = torch.stack(found[2:])  # DDP sorts its buckets after the first
-    dist.all_reduce(seconds)
-    return (seconds / dist.get_world_size()).median(0).values.tolist()
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)  # all wait for the slowest
+    return seconds.median(0).values.tolist()
 
 
 def main():

@@ -28,6 +28,8 @@ DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "
           "uint8": 1, "int8": 1}  # fmt: skip
 BACKENDS = ("auto", "gloo", "nccl")
 MOST_SIZES = 64
+ROW = ("bytes", "count", "time_us", "algbw", "busbw", "wrong", "spread", "rounds", "per_round",
+       "wire_bytes", "wire_packets")  # fmt: skip
 # Before a message gloo's receiver tells the sender that it is ready, and the sender waits for
 # that: each message costs two latencies. Found by measuring at 5 and 20 ms with 2, 3 and 4 ranks.
 LATENCIES = {"gloo": 2, "nccl": 1}
@@ -63,12 +65,7 @@ class Sweep:
         """sizes: "4K:64M" (doubling), "4K:64M:4" (by four), "4K,1M", or a list of bytes.
         line_rate: what each host's link can carry one way, such as "100gbit" or "450GB/s"; on
         emulated hosts it is known. timeout: seconds for the whole. Raises UsageError."""
-        if op not in OPS:
-            raise UsageError(f"operation {op!r}: use one of {', '.join(OPS)}")
-        if dtype not in DTYPES:
-            raise UsageError(f"dtype {dtype!r}: use one of {', '.join(DTYPES)}")
-        if backend not in BACKENDS:
-            raise UsageError(f"backend {backend!r}: use one of {', '.join(BACKENDS)}")
+        check(op, sizes, dtype, backend, line_rate)
         runs.check_count("nproc-per-node", nproc_per_node)
         runs.check_timeout(timeout)
         self.op, self.dtype, self.cluster = op, dtype, cluster
@@ -87,10 +84,13 @@ class Sweep:
     @property
     def rows(self) -> list[dict]:
         """What has been measured so far, by size: see `result`."""
-        found = [dict(line) for line in self.run.metrics() if line.get("op") == self.op]
+        found = [{key: line[key] for key in ROW} for line in self._lines()]
         for row in found:
             row["theory_bytes"] = self._theory(row)
         return found
+
+    def _lines(self) -> list[dict]:
+        return [line for line in self.run.metrics() if line.get("op") == self.op]
 
     @property
     def done(self) -> bool:
@@ -129,19 +129,19 @@ class Sweep:
         `partial`.
         """
         rows, run = self.rows, self.run
+        said = (self._lines() or [{"backend": None, "device": None, "world_size": None}])[0]
         if not partial:
             if run.status != "succeeded":
                 raise RunError(run.words())
-            if len(rows) != len(self.sizes) or rows[0]["world_size"] != self.world_size:
+            if len(rows) != len(self.sizes) or said["world_size"] != self.world_size:
                 raise RunError(
                     f"{len(rows)} of {len(self.sizes)} sizes came from {run.world_size} of "
                     f"{self.world_size} ranks: see {run.dir}"
                 )
-        backend = rows[0]["backend"] if rows else None
         record = run.record()
         result = {
-            "op": self.op, "dtype": self.dtype, "backend": backend,
-            "device": rows[0]["device"] if rows else None,
+            "op": self.op, "dtype": self.dtype, "backend": said["backend"],
+            "device": said["device"],
             "cluster": self.cluster.kind, "world_size": self.world_size,
             "nodes": record["nodes"], "link": self.link, "machine": describe_machine(),
             "date": run.id[:4] + "-" + run.id[4:6] + "-" + run.id[6:8], "run": run.id,
@@ -189,6 +189,17 @@ class Sweep:
                 f"sizes up to {show_bytes(max(self.sizes))} take {least:.0f} s at least on this "
                 f"link, the time limit is {timeout:g} s: use smaller sizes or a higher limit"
             )
+
+
+def check(op, sizes, dtype="float32", backend="auto", line_rate=None) -> None:
+    """Raises UsageError for what a Sweep could not be made of."""
+    for what, value, known in (
+        ("operation", op, OPS), ("dtype", dtype, DTYPES), ("backend", backend, BACKENDS)
+    ):  # fmt: skip
+        if value not in known:
+            raise UsageError(f"{what} {value!r}: use one of {', '.join(known)}")
+    parse_sizes(sizes)
+    parse_line_rate(line_rate)
 
 
 def measure(cluster: Cluster, op: str = "all-reduce", sizes: str | list[int] = "4K:64M",
