@@ -83,6 +83,7 @@ class NcclTests:
         self.usings = 0
         self.names: Counter = Counter()
         self.devices: list[tuple] = []  # (rank, group, pid, host, device, bus, name)
+        self.hosts: list[set[str]] = []  # of each list of devices, which begins at a lower rank
         self.failures: list[str] = []
         self.killed: list[str] = []
         self.old_columns = self.columns = False
@@ -127,6 +128,9 @@ class NcclTests:
         elif device := DEVICE.search(line):
             self.lines += 1
             if len(self.devices) < MOST:
+                if not self.devices or int(device[1]) <= self.devices[-1][0]:
+                    self.hosts.append(set())
+                self.hosts[-1].add(device[4])
                 self.devices.append(
                     (int(device[1]), device[2], device[3], device[4], int(device[5]),
                      device[6].lower(), device[7].strip())
@@ -268,8 +272,11 @@ class NcclTests:
                 "nccl-tests' output breaks off in its header: no device, row or failure is left"
             )
         runs = [r for r in self.runs if r.rows or r.average is not None or r.bounds is not None]
-        hosts = list(dict.fromkeys(d[3] for d in self.devices))
         independent = self._independent(runs)
+        # runs one after the other may be of different machines; jobs at once are of all of them
+        nodes = len({d[3] for d in self.devices}) if independent else max(
+            map(len, self.hosts), default=0
+        )  # fmt: skip
         ranks = self._ranks(runs, independent)
         best = max(
             (r for r in runs if r.best is not None), key=lambda r: r.best, default=None
@@ -282,7 +289,7 @@ class NcclTests:
             max_busbw = average = max(averages, default=None)
         facts = {
             "test": self._test(runs, ranks),
-            "nodes": len(hosts) or None,
+            "nodes": nodes or None,
             "ranks": ranks,
             "max_busbw": max_busbw,
             "avg_busbw": average,
@@ -373,13 +380,20 @@ class NcclTests:
         ratio = self._ratio(runs)
         redop = next((r.redop for r in runs if r.redop), None)
         root = next((r.root for r in runs if r.root is not None), None)
-        if redop in (None, "none") or redop == "all":
+        if not any(r.rows for r in runs):
             return None
+        even = ratio is not None and ratio > 0.995  # busbw equals algbw
+        if redop in (None, "none", "all"):
+            if ratio is None:
+                return None
+            if root is not None and root >= 0:
+                return "broadcast_perf" if even else "gather_perf or scatter_perf"
+            return "sendrecv_perf" if even else "all_gather_perf or alltoall_perf"
         if root is not None and root >= 0:
             return "reduce_perf"
-        if ratio is not None and ratio > 0.995:
+        if even:
             return "all_reduce_perf"
-        if ratio is not None and ratio < 0.995 and (ranks is None or ranks > 1):
+        if ratio is not None and (ranks is None or ranks > 1):
             return "reduce_scatter_perf"
         return "all_reduce_perf or reduce_scatter_perf"
 

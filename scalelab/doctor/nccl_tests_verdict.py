@@ -135,6 +135,12 @@ def _no_rows(tests) -> tuple[str, str, str]:
         return f"broken before the first row: {told['verdict'].removeprefix('broken: ')}", (
             told["why"]), told["next"]  # fmt: skip
     if tests.killed:
+        if any("TIME LIMIT" in k for k in tests.killed):
+            return (
+                "broken before the first row: it hung until the job's time limit",
+                "Devices are listed and no row follows: the set-up between the ranks did not end.",
+                "run again with NCCL_DEBUG=INFO and a short time limit; scalelab read on that log",
+            )
         return (
             f"broken before the first row: {tests.killed[0][:100]}",
             "The run was ended from outside or crashed before it measured anything.",
@@ -197,11 +203,11 @@ def _against_hardware(facts: dict, tests, runs: list) -> tuple[str, str, str]:
         )
     card = cards.pop()
     if nodes == 1:
-        return _one_node(best, ranks, card, facts, say)
-    return _many_nodes(best, ranks, nodes, card, facts, say)
+        return _one_node(best, ranks, card, facts, runs, say)
+    return _many_nodes(best, ranks, nodes, card, facts, runs, say)
 
 
-def _one_node(best, ranks, card, facts, say) -> tuple[str, str, str]:
+def _one_node(best, ranks, card, facts, runs, say) -> tuple[str, str, str]:
     low, high = hardware.node_rate(card, ranks)
     kind = {"sxm": "NVLink", "bridge": "NVLink or PCIe", "none": "PCIe"}[card.fabric]
     rate = f"{high:g}" if low == high else f"{low:g} to {high:g}"
@@ -211,13 +217,13 @@ def _one_node(best, ranks, card, facts, say) -> tuple[str, str, str]:
         say += (" Above the line rate: with NVLS the switch adds up, so less is sent than busbw "
                 "counts.")  # fmt: skip
     if card.fabric != "sxm":
-        return _pcie_node(best, low, high, card, against, say, facts)
+        return _pcie_node(best, low, high, card, against, say, facts, runs)
     if share >= GOOD:
         return f"good: {best:g} GB/s is {share:.0%} of the line rate" + (
             " of NVLink" if low == high else ", at the least"), (
             f"{say} {against}; a ring reaches about 80 % of it."), (
             "next, the network: the same test over two machines and over more")  # fmt: skip
-    if _too_small(facts) and share >= 0.1:
+    if _rising(facts, runs):
         return _unfilled(best, share, against, say)
     if share < GOOD * (SLOW / GOOD) or low == high:
         return (
@@ -231,7 +237,7 @@ def _one_node(best, ranks, card, facts, say) -> tuple[str, str, str]:
         f"{say} {against}."), "nvidia-smi topo -m, and count the NVLinks of each pair"  # fmt: skip
 
 
-def _pcie_node(best, low, high, card, against, say, facts) -> tuple[str, str, str]:
+def _pcie_node(best, low, high, card, against, say, facts, runs) -> tuple[str, str, str]:
     """Cards in slots: how wide the slot is and whether peer access is on is not in the output."""
     share = best / low
     if best > 1.05 * low and high > low:
@@ -246,7 +252,7 @@ def _pcie_node(best, low, high, card, against, say, facts) -> tuple[str, str, st
             f"{say} {against}; cards in slots rarely reach more than 40 to 80 % of it.",
             "nvidia-smi topo -m shows whether a bridge or a common PCIe switch could give more",
         )
-    if _too_small(facts) and share > 0.1 and facts["largest_bytes"] < ENOUGH / 4:
+    if _rising(facts, runs):
         return _unfilled(best, share, against, say)
     if share < 0.15:
         return (
@@ -264,9 +270,10 @@ def _pcie_node(best, low, high, card, against, say, facts) -> tuple[str, str, st
     )
 
 
-def _many_nodes(best, ranks, nodes, card, facts, say) -> tuple[str, str, str]:
+def _many_nodes(best, ranks, nodes, card, facts, runs, say) -> tuple[str, str, str]:
     each = ranks // nodes
-    say += f" {nodes} nodes of {each} GPUs, NICs not named in the output."
+    gpus = "one GPU" if each == 1 else f"{each} GPUs"
+    say += f" {nodes} nodes of {gpus}, NICs not named in the output."
     two = (" On two nodes tree and NVLS count up to twice what passes a NIC, so do not take it for "
            "the fabric's figure: use four." if nodes == 2 else "")  # fmt: skip
     compare = ("compare with the sum of a node's NICs (ibstat or ibv_devinfo); NCCL_DEBUG=INFO "
@@ -279,15 +286,19 @@ def _many_nodes(best, ranks, nodes, card, facts, say) -> tuple[str, str, str]:
             f"not what limits.{two}",
             "run on all nodes you will use, and on each pair, to find a slow one",
         )
-    total = card.port * each if card.port else None
+    total, one = card.port * each if card.port else None, "one"
+    if total and facts["test"] == "alltoall_perf":  # of n-1 peers, n-each sit on other nodes
+        total, one = card.port * (ranks - 1) / max(1, ranks - each), "what all-to-all makes of one"
+    elif total and facts["test"] == "sendrecv_perf":  # one GPU of a node sends to the next node
+        total = card.port
     if total and best >= 0.8 * total:
         return (
-            f"good: {best:g} GB/s is {best / total:.0%} of one {8 * card.port:g} Gb/s port a GPU",
-            f"{say} A node with that port for each GPU has {total:g} GB/s one way.{two}",
+            f"good: {best:g} GB/s is {best / total:.0%} of {one} {8 * card.port:g} Gb/s port a GPU",
+            f"{say} That port for each GPU makes {total:g} GB/s one way.{two}",
             "run on all nodes you will use, and on each pair, to find a slow one; do not compare "
             "with a figure from inside one machine" if each == 1 else compare,
         )
-    if _too_small(facts) and total and best > 0.1 * total:
+    if total and _rising(facts, runs):
         return _unfilled(best, best / total, f"One usual port a GPU makes {total:g} GB/s", say)
     if card.fabric == "sxm" and each >= 4 and card.nvlink >= 200 and best < 6.25:
         return (
@@ -309,16 +320,23 @@ def _ports(best: float) -> str:
     """Which port this rate would fill: a hint, no claim that it is there."""
     port = hardware.port_like(best)
     if port is None and best > 50:
-        return (f"No single port carries that: it takes NVLink, or {best / 50:.2g} ports of 400 "
-                "Gb/s a node (half as many can be enough on two nodes, where a tree counts twice).")
+        return (f"No single port carries that: it takes links inside a machine (NVLink), or "
+                f"{best / 50:.2g} ports of 400 Gb/s a node (half as many can be enough on two nodes, where a tree counts twice).")
     if port is None:
         return ""
     return (f"It would be {best / port.one_way:.0%} of one {8 * port.one_way:g} Gb/s port, if that "
             "is what the machine has.")  # fmt: skip
 
 
-def _too_small(facts: dict) -> bool:
-    return facts["largest_bytes"] is not None and facts["largest_bytes"] < ENOUGH
+def _rising(facts: dict, runs: list) -> bool:
+    """Whether the sweep ended before busbw had levelled off, so that it says nothing of the link."""
+    size = facts["largest_bytes"]
+    if size is None or size >= ENOUGH:
+        return False
+    run = max((r for r in runs if r.largest), key=lambda r: r.largest[0])
+    if run.half is None:  # a single size
+        return size < ENOUGH / 8
+    return run.largest[1] > 1.15 * run.half or size < 1 << 20
 
 
 def _unfilled(best, share, against, say) -> tuple[str, str, str]:

@@ -297,7 +297,7 @@ class Foreign:
         if topo.p2p:
             return ("this is the matrix of nvidia-smi topo -p2p, which says what peer access is "
                     "supported: run nvidia-smi topo -m")  # fmt: skip
-        if topo.header_seen:
+        if topo.header_seen and not self.found & {1, 2}:
             return "a matrix of nvidia-smi topo -m begins here, but its rows are missing"
         if self.found:
             return self.SIGNS[min(self.found)][1]

@@ -46,7 +46,9 @@ class Topo:
     def feed(self, number: int, line: str) -> bool:
         """Takes the line in; whether it is of the matrix."""
         was_open, self.open = self.open, None
-        if not (was_open or any(word in line for word in WORDS)) or "=" in line or "NCCL" in line:
+        if not (was_open or any(word in line for word in WORDS)):
+            return False
+        if " = " in line or "NCCL" in line:  # the legend, or a log that names a GPU
             return False
         line = line.replace("|", " ").replace("\\_", "_")
         if legend := LEGEND.search(line):
@@ -186,9 +188,9 @@ class Topo:
         ranges = [w for w in words if RANGES.match(w)]
         if ranges and not (len(ranges) == 1 and words[0] == "N/A"):
             cpus = ranges[0]
-            later = [w for w in words[words.index(cpus) + 1 :] if w.isdigit() or w == "N/A"]
-            if later and later[0] != "N/A":
-                numa = int(later[0])
+            later = words[words.index(cpus) + 1 :][:1]
+            if later and RANGES.match(later[0]):  # Grace lists its GPU's memory nodes too
+                numa = int(re.match(r"\d+", later[0])[0])
         return cpus, numa
 
 

@@ -136,7 +136,8 @@ def _between(gpus: list[int], links: dict[str, str], kind: str | None) -> tuple[
     tests = f"all_reduce_perf -b 8 -e 8G -f 2 -g {n}"
     if kind == "nvswitch":
         return (
-            f"one {n}-GPU job: NVSwitch, every pair over {worst}",
+            f"one {n}-GPU job: NVSwitch, every pair over {worst}; two jobs of {n // 2} may take "
+            "any sets",
             f"All {len(links)} pairs have the same {worst}, more links to each peer than a GPU "
             "has in all, so a switch joins them and any set of GPUs is as good as another.",
             f"measure it: {tests}",
@@ -150,8 +151,8 @@ def _between(gpus: list[int], links: dict[str, str], kind: str | None) -> tuple[
                 f"measure it: {tests}",
             )
         return (
-            f"one 2-GPU job over PCIe ({worst}), no NVLink" if cost(worst) < 4
-            else f"two 1-GPU jobs where the work allows: the GPUs are {worst} apart",
+            f"one 2-GPU job over PCIe ({worst}), no NVLink" if cost(worst) < 5
+            else f"one 2-GPU job goes at the speed of {worst}; two 1-GPU jobs wait for nothing",
             f"The two GPUs reach each other {MEANING[worst]}. {CONSUMER}",
             f"measure it: {tests}; nvidia-smi topo -p2p r says whether peer access is on",
         )  # fmt: skip
@@ -180,11 +181,13 @@ def _between(gpus: list[int], links: dict[str, str], kind: str | None) -> tuple[
             + ",".join(map(str, sets[0] if sets else gpus)),
         )
     if kind == "nvlink-pairs":
+        many = many if size > 2 else ""
         pairs = [g for g in islands(gpus, links) if len(g) == 2]
         return (
             f"{_numbered(len(pairs), '2-GPU job')} on the bridged pairs "
             + " ".join(braces(p) for p in pairs)
-            + (f"; else {many}; one {n}-GPU job goes at the speed of {worst}" if many else ""),
+            + (f"; else {many}" if many else "")
+            + f"; one {n}-GPU job goes at the speed of {worst}",
             f"NVLink joins pairs only; a job on more GPUs passes PCIe. {hop}",
             "give each job a pair: CUDA_VISIBLE_DEVICES=" + ",".join(map(str, pairs[0])),
         )
@@ -220,7 +223,8 @@ def _meaning(label: str) -> str:
 
 
 def _numbered(count: int, what: str) -> str:
-    return f"{count} {what}" + "s" * (count != 1)
+    word = {1: "one", 2: "two", 3: "three", 4: "four"}.get(count, str(count))
+    return f"{word} {what}" + "s" * (count != 1)
 
 
 def _some(pairs: list[str]) -> str:
@@ -248,8 +252,8 @@ def _nics(gpus: list[int], facts: dict) -> tuple[str, str]:
         return words, ""
     steps = ", ".join(f"{g} {distance[str(g)]}" for g in far if str(g) in distance)
     words += (
-        f" GPUs without a near NIC: {steps}; beyond PXB NCCL leaves GPUDirect RDMA off and "
-        "stages through host memory."
+        f" GPUs without a near NIC: {steps}; beyond PXB NCCL by default leaves GPUDirect RDMA off "
+        "and stages through host memory (a cloud's topology file or Grace's C2C can change that)."
     )
     if not users:
         if all(RANK.get(distance.get(str(g), ""), 6) == 5 for g in gpus):
@@ -259,6 +263,7 @@ def _nics(gpus: list[int], facts: dict) -> tuple[str, str]:
             )
         best = min(RANK.get(d, 6) for d in distance.values())
         first = [g for g in gpus if RANK.get(distance.get(str(g), ""), 6) == best]
-        words += f" For work over the network GPU {','.join(map(str, first))} come first."
+        if len(first) < len(gpus):
+            words += f" For work over the network take GPU {','.join(map(str, first))} first."
         return words, ""
     return words, ""
