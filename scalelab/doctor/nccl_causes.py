@@ -22,15 +22,23 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
      "this NCCL or program was not built for the GPU", "install a build for this GPU and CUDA"),
     (r"driver version is insufficient|CUDA driver version",
      "the driver is older than the CUDA that NCCL was built with", "nvidia-smi; update the driver"),
+    (r"async event ?: (?:port error|link down|device fatal|local catastrophic)|port (?:error|down)",
+     "a NIC's port went down",
+     "ibstat and dmesg on that node: cable, transceiver or switch port; the errors of other ranks "
+     "follow from it"),
+    (r"attaching to shared memory segment.*No such file|Call to (?:shm_)?open failed ?: No such",
+     "one rank cannot open the shared memory that another one made",
+     "ranks of one node must share /dev/shm (one container, or --ipc=host), and nothing may clean "
+     "it (systemd RemoveIPC=no); NCCL_SHM_DISABLE=1 or NCCL_CUMEM_HOST_ENABLE=0 to test"),
     (r"No space left on device|posix_fallocate|/dev/shm|shm_open|shared memory segment|"
      r"Error while (?:creating|attaching) (?:to )?shared memory|shmutils|Call to ftruncate",
      "shared memory (/dev/shm) is too small or cannot be opened",
      "df -h /dev/shm; docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir of medium "
      "Memory at /dev/shm"),
-    (r"no (?:NCCL_SOCKET_IFNAME )?(?:socket )?interface found|No interface found|"
+    (r"Address family not supported|no (?:NCCL_SOCKET_IFNAME )?(?:socket )?interface found|No interface found|"
      r"No usable listening interface|with family \d+ is neither|No socket interface|"
      r"interface .* not found",
-     "NCCL finds no network interface with the given name",
+     "NCCL finds no network interface with the given name, or none at all",
      "ip -br addr on every node; set NCCL_SOCKET_IFNAME to a name that exists on all of them, or "
      "unset it"),
     (r"ibv_modify_qp failed with (?:error )?(?:110|Connection timed out)",
@@ -109,7 +117,7 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
      "nobody listens at the address this rank was given: the peer died, or the address is wrong",
      "check that the address in the log is the peer's (NCCL_SOCKET_IFNAME); look for an earlier "
      "error on the peer"),
-    (r"Message truncated|size mismatch|mismatch",
+    (r"Message truncated|instead of \d+|size mismatch|mismatch|wrong type \d|magic",
      "ranks disagree: they made different calls, or belong to different jobs",
      "TORCH_DISTRIBUTED_DEBUG=DETAIL; check that all ranks run the same code and versions"),
     (r"[Ii]nvalid argument|[Ii]nvalid (?:rank|usage|config)|ncclInvalid",
@@ -128,6 +136,7 @@ VICTIM = (
     r"remote process exited|ncclRemoteError|Failed to execute operation|Proxy Call to rank|"
     r"socketProgress|socketPollConnect|closed by peer|commAbort|Abort(?:ed|ing)?\b"
 )
+VIRTUAL = r"docker|virbr|br-|veth|cni|flannel|cali|lxc|podman|vmnet|tailscale|tun\d|wg\d"
 RDMA = re.compile(
     r"NET/(?:IB|OFI|AWS|Plugin|UCX|SHARP|FasTrak|gIB|GPUDirect|SRD|Libfabric|CXI|Slingshot)",
     re.IGNORECASE,
@@ -168,6 +177,9 @@ def _broken(fatal: list, evidence: list, facts: dict, log, cancelled) -> dict:
         else:
             cause = f"NCCL reports: {fatal[0]['text'][:120]}"
             step = "look for the first such line over all ranks; run again with NCCL_DEBUG=INFO"
+    if len(log.versions) > 1 and re.search("mismatch|truncated|wrong type|instead of|Broken", text):
+        cause = "ranks run different versions of NCCL: " + ", ".join(log.versions)
+        step = "use the same image or environment on every node"
     why = [f"Line {first['line']}: {first['text'][:160]}" + (f" ({first['who']})" if first["who"]
                                                              else "") + "."]  # fmt: skip
     extra = _extra(facts, log, text)
@@ -195,7 +207,13 @@ def _cause(text: str, fatal: list) -> tuple[str | None, str, dict | None]:
 
 
 def _loopback(facts: dict, text: str) -> tuple[str, str] | None:
-    """Loopback among the interfaces, and a peer that cannot be reached: it is dialled for it."""
+    """Loopback or a container's bridge among the interfaces, and a peer that is not reached."""
+    inner = [n for n in facts["bootstrap"] or facts["interfaces"] if re.match(VIRTUAL, n)]
+    if inner and re.search("timed out|refused|No route|unreachable", text):
+        return (
+            f"NCCL took the interface {inner[0]}, which leads to no other machine",
+            "NCCL_SOCKET_IFNAME with the name of the interface between the nodes, on every node",
+        )
     if "lo" in facts["interfaces"] and re.search("refused|onnect", text):
         others = [n for n in facts["interfaces"] if n != "lo"]
         return (
@@ -224,6 +242,23 @@ def _mixed(hcas: dict[str, str]) -> str:
 
 def _healthy(facts: dict, log) -> dict:
     transport, env = facts["transport"], facts["env"]
+    if log.retry and not (log.paths or log.complete):
+        where = (_loopback(facts, log.retry[1] + " timed out") or (
+            "connections to other ranks do not come about", "nc -vz the address named, from this "
+            "node; a firewall, the wrong interface (NCCL_SOCKET_IFNAME) or a rank that never "
+            "started"))  # fmt: skip
+        return {
+            "verdict": f"hangs while connecting: {where[0]}",
+            "why": f"Line {log.retry[0]}: {log.retry[1]}; no channel follows.",
+            "next": where[1],
+        }
+    if log.aborted:
+        return {
+            "verdict": "no error of NCCL's is shown, but the communicator was aborted",
+            "why": "The line 'Abort COMPLETE' is what the program asks for after an error of its "
+            "own or a time-out.",
+            "next": "look for the program's own error before that line, on all ranks",
+        }
     nets = [t for t in transport if t.startswith("NET/")]
     kinds = set(facts["hcas"].values())
     began = bool(log.paths)
@@ -306,8 +341,9 @@ def _one_machine(inside: list[str], why: list[str], env: dict, facts: dict) -> d
             "why": " ".join(why),
             "next": "save the whole log with NCCL_DEBUG=INFO, to 'Init COMPLETE' and beyond",
         }
+    place = "over NVLink between machines" if "MNNVL" in inside else "inside one machine"
     return {
-        "verdict": f"healthy inside one machine: {', '.join(inside)}",
+        "verdict": f"healthy {place}: {', '.join(inside)}",
         "why": " ".join(why) + " No channel goes over a network"
         + (", so 'GDR' in other lines says nothing." if facts["gdr"] is None else "."),
         "next": "measure: all_reduce_perf -b 8 -e 8G -f 2 -g 8",

@@ -14,7 +14,7 @@ from . import nccl_causes
 # 2.2 wrote no "NCCL" before the level; prose and shell scripts quote the tag
 LINE = re.compile(
     r"(?:^|(?<=[^\"'`/\w=]))NCCL (INFO|WARN|ERROR|TRACE|ABORT)\s+(.*)"
-    r"|\S+:\d+:\d+ \[-?\d+\] (?:(\S+:\d+) )?(INFO|WARN) (.*)"
+    r"|(?:\S+:\d+:\d+ \[-?\d+\] |^)(?:(\S+\.(?:h|cc|cu):\d+) )?(?<=[\] \d] )(INFO|WARN) (.*)"
 )
 # what NCCL says: needed where a file holds only a line or two of it
 KNOWN = re.compile(
@@ -82,6 +82,9 @@ class NcclLog:
         self.complete = 0
         self.notes: dict[str, int] = {}  # decisive remarks that are no WARN: first line
         self.tail: list[str] = []
+        self.retry: tuple[int, str] | None = None  # first connection that had to be tried again
+        self.aborted = False
+        self.unfinished = ""  # a list of devices that the screen's width has cut
 
     @property
     def known(self) -> bool:
@@ -91,6 +94,11 @@ class NcclLog:
         """Takes the line in; whether it is NCCL's own."""
         match = LINE.search(line) if "NCCL " in line or "INFO" in line or "WARN" in line else None
         if match is None:
+            if self.unfinished and line and not line[0].isspace():
+                self._info(number, self.unfinished + line)
+                self.unfinished = ""
+                return True
+            self.unfinished = ""
             self._other(number, line)
             return False
         level, body = (match[1], match[2]) if match[1] else (match[4], match[5])
@@ -105,6 +113,10 @@ class NcclLog:
             place = where[1] if where else match[3] or ""
             self._warn(number, body, place, sender)
         self._info(number, body)
+        cut = " : Using [" in body and not (
+            OOB.search(body) if "NET/IB" in body else body.endswith(">")
+        )
+        self.unfinished = body if cut and len(body) < 4000 else ""
         return True
 
     def _other(self, number: int, line: str) -> None:
@@ -178,6 +190,10 @@ class NcclLog:
             self.nodes.add(int(nodes[1]))
         if "Init COMPLETE" in body:
             self.complete += 1
+        elif "Abort COMPLETE" in body:
+            self.aborted = True
+        elif self.retry is None and re.search(r"[Cc]onnect.*retrying", body):
+            self.retry = (number, body[:160])
         if (note := DECISIVE.search(body)) and len(self.notes) < MOST:
             self.notes.setdefault(_shape(note[0]), number)
             self.tail.append(note[0]) if note[0] not in self.tail and len(self.tail) < 20 else None
@@ -269,8 +285,8 @@ class NcclLog:
         if self.gdr_paths:
             return True
         nets = {p for p in self.paths if p.startswith("NET/")}
-        if nets:
-            return False
+        if nets:  # GPUDirect-TCPX and its like write to the GPU without saying GDRDMA
+            return None if any("GPUDirect" in net for net in nets) else False
         if self.gdr_on != self.gdr_off and not (self.gdr_on and self.gdr_off):
             return bool(self.gdr_on)
         if not self.paths or not nets:

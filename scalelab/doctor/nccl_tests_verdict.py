@@ -320,8 +320,11 @@ def _ports(best: float) -> str:
     """Which port this rate would fill: a hint, no claim that it is there."""
     port = hardware.port_like(best)
     if port is None and best > 50:
-        return (f"No single port carries that: it takes links inside a machine (NVLink), or "
-                f"{best / 50:.2g} ports of 400 Gb/s a node (half as many can be enough on two nodes, where a tree counts twice).")
+        return (
+            "No single port carries that: it takes links inside a machine (NVLink), or "
+            f"{best / 50:.2g} ports of 400 Gb/s a node (on two nodes, where a tree counts twice, "
+            "half as many can be enough)."
+        )
     if port is None:
         return ""
     return (f"It would be {best / port.one_way:.0%} of one {8 * port.one_way:g} Gb/s port, if that "
@@ -329,7 +332,7 @@ def _ports(best: float) -> str:
 
 
 def _rising(facts: dict, runs: list) -> bool:
-    """Whether the sweep ended before busbw had levelled off, so that it says nothing of the link."""
+    """Whether the sweep ended before busbw had levelled off: it says nothing of the link then."""
     size = facts["largest_bytes"]
     if size is None or size >= ENOUGH:
         return False
