@@ -1,6 +1,8 @@
 """Panels: what a lesson shows with buttons, and runs without them under papermill."""
 
+from scalelab.panels.bandwidth import BandwidthPanel
+from scalelab.panels.base import RunFailed
 from scalelab.panels.progress import draw_progress
-from scalelab.panels.run import RunFailed, RunPanel
+from scalelab.panels.run import RunPanel
 
-__all__ = ["RunFailed", "RunPanel", "draw_progress"]
+__all__ = ["BandwidthPanel", "RunFailed", "RunPanel", "draw_progress"]

@@ -147,6 +147,11 @@ def draw_loss(axes, view: View, lines: dict) -> None:
     axes.set_title(view.speed, loc="right", fontsize=9, color="0.35")
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("loss (nats per token)")
+    plain(axes)
+
+
+def plain(axes) -> None:
+    """A faint grid behind the curves, and no box around them."""
     axes.grid(True, color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -164,45 +169,41 @@ def picture(view: View, dpi: int = 100) -> bytes:
 
     This is what shows where no widget can: on GitHub, in HTML, in a clone not yet trusted.
     """
-    rows = view.ranks[:TABLE_ROWS]
-    head = [(view.title, "bold", "black")]
-    head += [(line, "normal", "#B00020" if view.failed else "black") for line in wrap(view.status)]
-    head += [(line, "normal", "0.35") for line in wrap(view.where)]
-    table = [("rank", "node", "address", "process", "state")] if rows else []
-    table += [(str(r["rank"]), r["node"], r["addr"], str(r["pid"] or ""), r["state"]) for r in rows]
-    if len(view.ranks) > len(rows):
-        table.append(("", f"and {len(view.ranks) - len(rows)} more ranks", "", "", ""))
-    line, curve = 0.21, 2.9
-    top, bottom = line * (len(head) + 1.2), line * (len(table) + 0.8)
-    height = top + curve + bottom
-    figure = Figure(figsize=(8.0, height))
-    for i, (text, weight, colour) in enumerate(head):
-        figure.text(
-            0.02,
-            1 - line * (i + 0.4) / height,
-            text,
-            weight=weight,
-            color=colour,
-            size=10,
-            va="top",
-        )
-    axes = figure.add_axes((0.085, (bottom + 0.5) / height, 0.885, (curve - 0.6) / height))
+    head = ("rank", "node", "address", "process", "state")
+    rows = [
+        (str(r["rank"]), r["node"], r["addr"], str(r["pid"] or ""), r["state"]) for r in view.ranks
+    ]
+    figure, bottom, height = frame(view, head, rows, (0.085, 0.16, 0.32, 0.53, 0.67), "ranks", 2.9)
+    axes = figure.add_axes((0.085, bottom + 0.5 / height, 0.885, 2.3 / height))
     lines: dict = {}
     draw_loss(axes, view, lines)
     if lines:
         legend(axes, len(lines))
-    columns = (0.085, 0.16, 0.32, 0.53, 0.67)
-    for i, cells in enumerate(table):
-        for x, cell in zip(columns, cells):
-            figure.text(
-                x,
-                (bottom - line * (i + 0.4)) / height,
-                cell,
-                size=9.5,
-                va="top",
-                color="0.35" if i == 0 else "black",
-            )
     return png(figure, dpi)
+
+
+def frame(view, head: tuple, rows: list, columns: tuple, what: str, curve: float):
+    """A figure with a view's words above and a table of `rows` below, at most TABLE_ROWS of them;
+    columns: where each begins, as a fraction of the width. Between them is room for a plot of
+    `curve` inches. Returns the figure, where that room begins (a fraction) and the height."""
+    above = [(view.title, "bold", "black")]
+    above += [(line, "normal", "#B00020" if view.failed else "black") for line in wrap(view.status)]
+    above += [(line, "normal", "0.35") for line in wrap(view.where)]
+    table = [head, *rows[:TABLE_ROWS]] if rows else []
+    if len(rows) > TABLE_ROWS:
+        table.append(("", f"and {len(rows) - TABLE_ROWS} more {what}"))
+    line = 0.21
+    top, bottom = line * (len(above) + 1.2), line * (len(table) + 0.8)
+    height = top + curve + bottom
+    figure = Figure(figsize=(8.0, height))
+    for i, (text, weight, colour) in enumerate(above):
+        y = 1 - line * (i + 0.4) / height
+        figure.text(0.02, y, text, weight=weight, color=colour, size=10, va="top")
+    for i, cells in enumerate(table):
+        y, colour = (bottom - line * (i + 1)) / height, "0.35" if i == 0 else "black"
+        for x, cell in zip(columns, cells):
+            figure.text(x, y, cell, size=9.5, va="baseline", color=colour)
+    return figure, bottom / height, height
 
 
 def wrap(text: str, width: int = 110) -> list:
@@ -221,12 +222,18 @@ def table_html(view: View) -> str:
     """The ranks as an HTML table. Colours come from JupyterLab's theme, light or dark."""
     if not view.ranks:
         return ""
-    cell = "padding:2px 14px 2px 0;text-align:left;"
     names = ("rank", "node", "address", "process id", "state")
-    head = "".join(f'<th style="{cell}font-weight:600">{name}</th>' for name in names)
+    keys = ("rank", "node", "addr", "pid", "state")
+    rows = [["" if row[key] is None else row[key] for key in keys] for row in view.ranks]
+    return rows_html(names, rows)
+
+
+def rows_html(names, rows) -> str:
+    """An HTML table. Its text can be selected."""
+    cell = "padding:2px 14px 2px 0;text-align:left;"
+    head = "".join(f'<th style="{cell}font-weight:600">{escape(name)}</th>' for name in names)
     body = ""
-    for row in view.ranks:
-        cells = (row["rank"], row["node"], row["addr"], row["pid"] or "", row["state"])
+    for cells in rows:
         body += "<tr>" + "".join(f'<td style="{cell}">{escape(str(c))}</td>' for c in cells)
         body += "</tr>"
     return f'<table style="border-collapse:collapse;line-height:1.4"><tr>{head}</tr>{body}</table>'
@@ -247,3 +254,13 @@ def log_html(text: str) -> str:
         'white-space:pre-wrap">'
         f"{body}</pre></div>"
     )
+
+
+def count(n: int, what: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def capital(text: str) -> str:
+    """The text as a sentence begins."""
+    return text[:1].upper() + text[1:]

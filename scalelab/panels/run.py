@@ -1,15 +1,7 @@
-"""The run panel: settings, Launch and Stop, and a real distributed run drawn while it goes on.
-
-The widgets live in the kernel, so a reloaded page finds them again. All work is done by one daemon
-thread a launch: it starts the cluster, launches, follows, and closes the cluster whatever happens.
-Callbacks only start that thread or set an event, so Stop answers at any time. A kernel that dies
-takes the thread with it, and the cluster ends with the process that started it.
-"""
+"""The run panel: settings, Launch and Stop, and a real distributed run drawn while it goes on."""
 
 from __future__ import annotations
 
-import base64
-import threading
 import time
 from dataclasses import dataclass
 from html import escape
@@ -19,19 +11,18 @@ import ipywidgets as w
 from scalelab import cluster as clusters
 from scalelab import runs
 from scalelab.panels import live
-
-TICK = 0.1  # seconds between looks at the Stop event
-REFRESH = 0.4  # seconds between pictures, or longer where drawing is slow
-WORDS = {
-    "succeeded": "Succeeded",
-    "failed": "Failed",
-    "stopped": "Stopped",
-    "timed_out": "Ended: over its time limit",
-}
-
-
-class RunFailed(RuntimeError):
-    """A run did not do what was asked: which rank failed first, where, and its own traceback."""
+from scalelab.panels.base import (
+    REFRESH,
+    ROW,
+    TICK,
+    Panel,
+    RunFailed,
+    failed_rank,
+    failure_in_one_line,
+    number,
+    words,
+)
+from scalelab.panels.live import capital, count
 
 
 @dataclass(frozen=True)
@@ -49,7 +40,7 @@ class Settings:
         return self.nodes * self.nproc_per_node
 
 
-class RunPanel:
+class RunPanel(Panel):
     """A panel that launches `script` on `nodes` hosts with `nproc_per_node` ranks each.
 
     `rate` and `delay` shape every host's link ("1gbit", "5ms"; one way). `steps` goes to the script
@@ -70,123 +61,53 @@ class RunPanel:
     ):
         if isinstance(args, str):
             raise clusters.UsageError(f"args {args!r}: use a list, such as {args.split()!r}")
-        self.script, self.args, self.kind = str(script), tuple(map(str, args)), cluster
+        why = "This panel was asked for a local cluster." if cluster == "local" else ""
+        super().__init__(cluster, why or (clusters.virtual_problem() if cluster == "auto" else ""))
+        self.script, self.args = str(script), tuple(map(str, args))
         self.last = None  # the last Run that was launched from here
-        # An event, not Thread.join: once interrupted, that takes a live thread for a dead one.
-        self._idle = threading.Event()
-        self._idle.set()
-        self._stop = threading.Event()
-        self._error = None  # why the last launch did not succeed
         self._shown = None  # the run whose curve and logs are on show
-        self._why_local = self._reason_for_local()
         self._view = live.View()
         self._curve = live.Curve()
         self._build(nodes, nproc_per_node, rate, delay, steps)
         self._view = self._blank("Not started. Press Launch.")
         self._show()
 
-    # What a notebook calls
-
-    def launch(self) -> None:
-        """Start a run with the fields' settings and return at once; nothing while one is on."""
-        if self.running:
-            return
-        self._idle.clear()
-        self._stop.clear()
-        self._error = None
-        settings = self._settings()
-        self._busy(True)
-        threading.Thread(
-            target=self._work, args=(settings,), daemon=True, name="scalelab-panel"
-        ).start()
-
-    def stop(self) -> None:
-        """End the run now. Returns at once; the status says when it is over."""
-        if self.running:
-            self._stop.set()
-            self._stop_button.disabled = True
-            self._say("Stopping.")
-
-    def wait(self, timeout=None) -> bool:
-        """Block until nothing is on, or `timeout` seconds. True when nothing is on."""
-        return self._idle.wait(timeout)
-
-    def run(self):
-        """Launch, wait for the end and return the Run: the panel without a hand on the mouse.
-
-        A run already on is waited for instead. Raises RunFailed if it did not succeed or reported
-        fewer ranks or steps than asked, and the cluster's own error if it could not start.
-        """
-        self.launch()
-        try:
-            self.wait()
-        except BaseException:  # the learner interrupts the cell: nothing may go on without it
-            self.stop()
-            self.wait(30)
-            raise
-        if self._error is not None:
-            raise self._error
-        return self.last
-
-    @property
-    def running(self) -> bool:
-        """Whether a run, or the building or closing of its cluster, is going on."""
-        return not self._idle.is_set()
-
-    @property
-    def status(self) -> str:
-        """The status line, in words."""
-        return self._view.status
-
-    def picture(self):
-        """The panel as a picture: settings, status, loss per rank, ranks with their addresses."""
-        from IPython.display import Image
-
-        return Image(data=live.picture(self._view), format="png")
-
     def __repr__(self) -> str:
         s = self._settings()
         size = f"{count(s.nodes, 'node')} of {count(s.nproc_per_node, 'rank')}"
         return f"RunPanel: {size}, {count(s.steps, 'step')} of {self.script}"
 
-    def _repr_mimebundle_(self, **kwargs):
-        """The widgets; a picture of them where no widget can be shown; and a line of text."""
-        bundle = dict(self.box._repr_mimebundle_(**kwargs) or {})
-        bundle["image/png"] = base64.b64encode(live.picture(self._view)).decode()
-        bundle["text/plain"] = repr(self)
-        return bundle
+    def _picture(self) -> bytes:
+        return live.picture(self._view)
+
+    def _found(self):
+        return self.last
 
     # The work of one launch, in its own thread
 
-    def _work(self, settings: Settings) -> None:
-        try:
-            self._view, self._shown = self._blank("Starting the hosts.", settings), None
-            self._show()
-            if settings.steps < 1:
-                raise clusters.UsageError(f"steps: {settings.steps} is not accepted, 1 or more is")
-            with clusters.start(
-                self.kind, settings.nodes, rate=settings.rate, delay=settings.delay
-            ) as cluster:
-                self._view.where = self._where(cluster, settings)
-                if self._stop.is_set():
-                    self._error = RunFailed("stopped before any rank was started")
-                    self._view.status = "Stopped before any rank was started."
-                    return
-                self.last = runs.launch(
-                    self.script,
-                    ["--steps", str(settings.steps), *self.args],
-                    cluster=cluster,
-                    nproc_per_node=settings.nproc_per_node,
-                )
-                self._follow(self.last, cluster, settings)
-        except (clusters.UsageError, clusters.ClusterError, runs.RunError, OSError) as error:
-            self._fail(error, f"Not started: {error}")
-        except Exception as error:  # a fault of ours must not leave the panel in "running"
-            self._fail(error, f"Not finished: {type(error).__name__}: {error}")
-        finally:
-            self._show()
-            self._busy(False)
-            self._idle.set()
+    def _expected(self) -> tuple:
+        return (clusters.UsageError, clusters.ClusterError, runs.RunError, OSError)
+
+    def _do(self, settings: Settings) -> None:
+        self._view, self._shown = self._blank("Starting the hosts.", settings), None
+        self._show()
+        if settings.steps < 1:
+            raise clusters.UsageError(f"steps: {settings.steps} is not accepted, 1 or more is")
+        with clusters.start(
+            self.kind, settings.nodes, rate=settings.rate, delay=settings.delay
+        ) as cluster:
+            self._view.where = self._where(cluster)
+            if self._stop.is_set():
+                self._error = RunFailed("stopped before any rank was started")
+                self._view.status = "Stopped before any rank was started."
+                return
+            self.last = runs.launch(
+                self.script,
+                ["--steps", str(settings.steps), *self.args],
+                cluster=cluster,
+                nproc_per_node=settings.nproc_per_node,
+            )
+            self._follow(self.last, cluster, settings)
 
     def _follow(self, run, cluster, settings: Settings) -> None:
         """Redraw until the run is over. Drawing takes at most a quarter of one core."""
@@ -220,27 +141,9 @@ class RunPanel:
         """How it ended, in one line, and for a failure the last line of the rank's traceback."""
         if self._error is None or run.status == "stopped":
             return capital(run.words())
-        first = run.first_failure
-        if not first:
-            # Also where torchrun was content and fewer steps were reported than asked for.
-            status = "failed" if run.status == "succeeded" else run.status
-            return f"{WORDS[status]}: {str(self._error).splitlines()[0]}"
-        lines = (first["error"] or "").strip().splitlines()
-        why = f": {lines[-1]}" if lines else ", without a traceback"
-        return f"{WORDS[run.status]}. {capital(runs.who(first))} failed first{why}"
-
-    def _fail(self, error: BaseException, words: str) -> None:
-        self._error = error
-        self._view.failed = True
-        self._view.status = words
+        return failure_in_one_line(run, self._error)
 
     # The view and the widgets
-
-    def _reason_for_local(self) -> str:
-        """Why link settings cannot be applied here; "" where they can."""
-        if self.kind == "local":
-            return "This panel was asked for a local cluster."
-        return clusters.virtual_problem() if self.kind == "auto" else ""
 
     def _settings(self) -> Settings:
         shaped = not self._why_local
@@ -267,65 +170,25 @@ class RunPanel:
             world=s.world_size,
         )
 
-    def _before(self) -> str:
-        """Which cluster a launch will use."""
-        if self._why_local:
-            return (
-                "Cluster: local. Every node is this host, on its loopback address. "
-                f"{self._why_local} Rate and delay cannot be set here."
-            )
-        return "Cluster: virtual. Every node is an emulated host with its own name and address."
-
-    def _where(self, cluster, settings: Settings) -> str:
-        """Which cluster the run is on."""
-        if cluster.kind == "local":
-            self._why_local = self._why_local or cluster.why or "It was asked for."
-            self._lock_links()
-            return self._before()
-        hosts = ", ".join(f"{node.name} ({node.addr})" for node in cluster.nodes)
-        return f"Cluster: {cluster.kind}. {count(len(cluster.nodes), 'emulated host')}: {hosts}."
-
     def _build(self, nodes, nproc_per_node, rate, delay, steps) -> None:
-        def number(value, text):
-            return w.IntText(value, description=text, layout=w.Layout(width="150px"), style=wide)
-
-        def words(value, text):
-            return w.Text(value, description=text, layout=w.Layout(width="150px"), style=wide)
-
-        wide = {"description_width": "initial"}
         self._nodes = number(nodes, "nodes")
         self._nproc = number(nproc_per_node, "ranks a node")
         self._rate = words(rate or "", "rate")
         self._delay = words(delay or "", "delay")
         self._steps = number(steps, "steps")
         self._fields = (self._nodes, self._nproc, self._rate, self._delay, self._steps)
-        small = w.Layout(width="100px")
-        self._launch_button = w.Button(
-            description="Launch", button_style="primary", icon="play", layout=small
-        )
-        self._stop_button = w.Button(description="Stop", icon="stop", disabled=True, layout=small)
-        self._launch_button.on_click(lambda _: self.launch())
-        self._stop_button.on_click(lambda _: self.stop())
-        self._bar = w.IntProgress(0, 0, max(steps, 1), layout=w.Layout(width="200px"))
-        self._count = w.HTML()
-        self._status = w.HTML()
-        self._place = w.HTML()
-        self._image = w.Image(format="png", layout=w.Layout(width="800px", max_width="100%"))
-        self._table = w.HTML()
+        self._links = (self._rate, self._delay)
+        self._lock_links()
         self._which = w.Dropdown(
             options=[("rank 0", 0)], description="log of", layout=w.Layout(width="320px")
         )
         self._which.style.description_width = "initial"
         self._log = w.HTML(layout=w.Layout(width="800px", max_width="100%"))
         self._which.observe(lambda _: self._show_log(), names="value")
-        row = w.Layout(flex_flow="row wrap", align_items="center", grid_gap="2px 10px")
-        self._lock_links()
         self.box = w.VBox(
             [
-                w.HBox(self._fields, layout=row),
-                w.HBox(
-                    [self._launch_button, self._stop_button, self._bar, self._count], layout=row
-                ),
+                w.HBox(self._fields, layout=w.Layout(**ROW)),
+                self._buttons,
                 self._status,
                 self._place,
                 self._image,
@@ -335,27 +198,6 @@ class RunPanel:
             ]
         )
         self.box.add_class("scalelab-run-panel")
-        self._image.add_class("scalelab-curve")
-        self._status.add_class("scalelab-status")
-
-    def _lock_links(self) -> None:
-        """Where links cannot be shaped, say so in the fields themselves."""
-        if self._why_local:
-            for link in (self._rate, self._delay):
-                link.disabled = True
-                link.tooltip = f"Cannot be set here: {self._why_local}"
-
-    def _busy(self, on: bool) -> None:
-        self._launch_button.disabled = on
-        self._stop_button.disabled = not on
-        for one in self._fields:
-            one.disabled = on
-        self._lock_links()
-
-    def _say(self, status: str) -> None:
-        self._view.status = status
-        colour = "var(--jp-error-color0,#b00020)" if self._view.failed else "inherit"
-        self._status.value = f'<span style="font-weight:600;color:{colour}">{escape(status)}</span>'
 
     def _show(self) -> None:
         """Send the view to the browser."""
@@ -382,14 +224,8 @@ class RunPanel:
 
 def verdict(run, settings: Settings) -> RunFailed | None:
     """None if the run did all that was asked, else the error that says what it did not."""
-    first = run.first_failure
     if run.status != "succeeded":
-        if first:
-            return RunFailed(
-                f"the run {run.status.replace('_', ' ')}: {runs.who(first)} failed first\n\n"
-                f"{first['error'] or '(it left no traceback)'}"
-            )
-        return RunFailed(f"the run did not succeed: {run.words()}")
+        return failed_rank(run)
     if len(run.ranks) != settings.world_size:
         return RunFailed(f"{len(run.ranks)} ranks reported, {settings.world_size} were asked for")
     done = {rank: steps[-1] for rank, (steps, _) in live.by_rank(run.metrics()).items()}
@@ -423,13 +259,3 @@ def state(code: int | None, status: str) -> str:
     if status == "stopped":
         return "stopped"
     return f"ended by signal {-code}" if code < 0 else f"failed (exit {code})"
-
-
-def count(n: int, what: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
-def capital(text: str) -> str:
-    """The text as a sentence begins."""
-    return text[:1].upper() + text[1:]
