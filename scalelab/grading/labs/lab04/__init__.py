@@ -49,7 +49,7 @@ EXERCISES = [
             "step = (k-1)(forward + backward) + forward + max(backward, end of the last bucket) + "
             "update, end = start + 2(n-1) alpha + 2(n-1)/n bytes/beta.",
         ),
-        judge=judge_step,
+        judge=judge_step, seconds=180,
     ),
     Exercise(
         id="04.4", title="place jobs on a topology", difficulty=3, minutes=20,

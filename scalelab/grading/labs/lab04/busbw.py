@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+from ....measure.cost import BUS_FACTORS, bus_factor
 from ... import count
 from ...bench import Bench, raise_if_broken
 from ...verdict import Wrong
 from .parts import close, numbers, try_each
 
-FACTORS = {  # busbw / algbw, as nccl-tests counts: what the busiest rank sends, over the size
-    "all-reduce": lambda n: 2 * (n - 1) / n,
-    "all-gather": lambda n: (n - 1) / n,
-    "reduce-scatter": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-    "send-recv": lambda n: 1.0,
-}
 WORLDS = (1, 2, 3, 4, 8, 16)
 TIMINGS = ((1 << 26, 0.0157), (1_000_000_000, 0.02), (4096, 38e-6))
 
@@ -76,14 +70,14 @@ UNITS = [
 def _cases():
     """(op, bytes, seconds, world_size). What one rank broadcasts to itself has no sense, and
     nccl-tests' figure for it none either: not asked."""
-    return [(op, size, seconds, n) for op in FACTORS for n in WORLDS for size, seconds in TIMINGS
-            if n > 1 or KIND[op] != "whole"]  # fmt: skip
+    return [(op, size, seconds, n) for op in BUS_FACTORS for n in WORLDS
+            for size, seconds in TIMINGS if n > 1 or KIND[op] != "whole"]  # fmt: skip
 
 
 def judge_busbw(bench: Bench, answer) -> str:
     cases = _cases()
     (found,) = bench.values(1, try_each, answer, cases, group=False)
-    for op in FACTORS:
+    for op in BUS_FACTORS:
         _judge_op(op, [(c, f) for c, f in zip(cases, found) if c[0] == op])
     for n in (2, 3):
         _judge_real(bench, answer, n)
@@ -96,7 +90,7 @@ def _judge_op(op, pairs) -> None:
     for (_, size, seconds, n), f in pairs:
         where = f"{op}, {size} bytes in {seconds:g} s, {n} rank{'s' * (n > 1)}"
         algbw = size / seconds / 1e9
-        want = algbw * FACTORS[op](n)
+        want = algbw * bus_factor(op, n)
         if "error" in f:
             if n == 1:
                 raise Wrong(f"{where}: {f['error']}. One rank sends nothing: its busbw is 0")

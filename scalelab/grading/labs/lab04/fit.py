@@ -7,6 +7,8 @@ import math
 import random
 from pathlib import Path
 
+from ....measure import cost
+from ....measure.fit import fit as measured_fit
 from ...bench import Bench
 from ...verdict import Wrong
 from .parts import close, numbers, try_each
@@ -23,19 +25,14 @@ LINKS = (  # alpha (s), beta (bytes/s), world sizes
 MEASURED = Path(__file__).parent / "sweep.json"  # a real one, with date and machine
 
 
-def model(size, world_size, alpha, beta) -> float:
-    """Seconds of a ring all-reduce: 2(n-1) messages, each of size/n bytes."""
-    n = world_size
-    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * size / beta
-
-
 def data_sets() -> list[dict]:
     """Sweeps with known alpha and beta: {"sizes", "seconds", "world_size", "alpha", "beta"}."""
     found = []
     for number, (alpha, beta, worlds) in enumerate(LINKS):
         for n in worlds:
             rng = random.Random(1000 * number + n)
-            seconds = [model(s, n, alpha, beta) * math.exp(rng.gauss(0, NOISE)) for s in SIZES]
+            seconds = [cost.seconds("ring", s, n, alpha, beta) * math.exp(rng.gauss(0, NOISE))
+                       for s in SIZES]  # fmt: skip
             found.append({"sizes": SIZES, "seconds": seconds, "world_size": n, "alpha": alpha,
                           "beta": beta})  # fmt: skip
     return found
@@ -58,7 +55,8 @@ def _ring(n, intercept, slope) -> tuple[float, float]:
 
 def reference(sizes, seconds, world_size) -> tuple[float, float]:
     """alpha and beta by relative residuals."""
-    return _ring(world_size, *line(sizes, seconds, [1 / t for t in seconds]))
+    found = measured_fit(zip(sizes, seconds), world_size)
+    return found.alpha, found.beta
 
 
 def _flat(sizes, seconds, n):
@@ -107,7 +105,7 @@ def judge_fit(bench: Bench, answer) -> str:
 
 def _judge_measured(case, f, real) -> str:
     """A sweep that was measured: nobody knows the truth, so what the fit says of each point."""
-    where = f"the measured sweep ({real['machine']}, {real['date']})"
+    where = f"the sweep recorded on {real['date']} on {real['machine']}"
     if "error" in f:
         raise Wrong(f"{where}: {f['error']}")
     got, want = numbers(f["got"], 2), reference(*case)
@@ -116,8 +114,8 @@ def _judge_measured(case, f, real) -> str:
     if not (close(got[0], want[0], 2 * ALPHA_WITHIN) and close(got[1], want[1], 2 * BETA_WITHIN)):
         raise Wrong(f"{where}: alpha {_us(got[0])} and beta {got[1] / 1e9:.3g} GB/s; relative "
                     f"residuals give {_us(want[0])} and {want[1] / 1e9:.3g} GB/s")  # fmt: skip
-    return (f"; a measured sweep ({real['machine']}, {real['date']}): alpha {_us(got[0])}, beta "
-            f"{got[1] / 1e9:.3g} GB/s")  # fmt: skip
+    return (f"; a sweep recorded on {real['date']} on {real['machine']}, {real['link']}: alpha "
+            f"{_us(got[0])} ({real['note']}), beta {got[1] / 1e9:.3g} GB/s")  # fmt: skip
 
 
 def _say(bad) -> None:
@@ -209,4 +207,4 @@ MISTAKES = [
 
 
 def _us(seconds) -> str:
-    return f"{seconds * 1e6:.4g} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.4g} µs"
