@@ -27,15 +27,15 @@ class Step:
         return self.exposed / self.seconds
 
 
-def buckets(
-    parameter_bytes: Iterable[int], cap: int = 25 * MIB, first: int = MIB
-) -> list[int]:
+def buckets(parameter_bytes: Iterable[int], cap: int | None = None) -> list[int]:
     """Bytes of DDP's buckets, in the order in which backward fills them, from the bytes of the
     parameters in the order in which the model registers them (and uses them).
 
-    A bucket is closed once it holds `first` bytes or more (the first), `cap` or more (the others).
-    Source: compute_bucket_assignment_by_size in torch/csrc/distributed/c10d/reducer.cpp.
+    A bucket is closed once it holds `cap` bytes or more: what bucket_cap_mb says. Without one it is
+    25 MiB, but 1 MiB for the first, so that the network starts early. Source:
+    torch/nn/parallel/distributed.py and compute_bucket_assignment_by_size in its reducer.cpp.
     """
+    first, cap = (MIB, 25 * MIB) if cap is None else (cap, cap)
     found, filling, limit = [], 0, first
     for nbytes in reversed(list(parameter_bytes)):
         filling += nbytes

@@ -183,9 +183,9 @@ def test_buckets_are_those_of_ddp(tmp_path):
         "from torch.nn.parallel import DistributedDataParallel as DDP\n"
         "dist.init_process_group('gloo', init_method='file://' + sys.argv[1], rank=0,"
         " world_size=1)\n"
-        "for widths in json.loads(sys.argv[2]):\n"
+        "for widths, cap in json.loads(sys.argv[2]):\n"
         "    layers = [nn.Linear(a, b) for a, b in zip(widths, widths[1:])]\n"
-        "    model = DDP(nn.Sequential(*layers), bucket_cap_mb=2)\n"
+        "    model = DDP(nn.Sequential(*layers), bucket_cap_mb=cap)\n"
         "    for _ in range(3):\n"
         "        model(torch.randn(2, widths[0])).sum().backward()\n"
         "    sizes = [p.numel() * 4 for p in model.parameters()]\n"
@@ -193,16 +193,17 @@ def test_buckets_are_those_of_ddp(tmp_path):
         "    print(json.dumps([sizes, [int(w) for w in said.split(',')]]))\n"
         "dist.destroy_process_group()\n"
     )
-    cases = [[64, 64], [512] * 6, [1024, 256, 1024, 64, 8], [300, 900, 900, 300], [256] * 40]
+    shapes = [[64, 64], [512] * 6, [1024, 256, 1024, 64, 8], [300, 900, 900, 300], [256] * 40]
+    cases = [(widths, cap) for widths in shapes for cap in (None, 2)] + [([1024] * 9, None)]
     done = subprocess.run(
         [sys.executable, script, tmp_path / "store", json.dumps(cases)], check=True,
         capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert len(lines) == len(cases)
-    for sizes, said in lines:
-        assert step.buckets(sizes, cap=2 << 20) == said
-    assert any(len(said) > 2 for _, said in lines)
+    for (_, cap), (sizes, said) in zip(cases, lines):
+        assert step.buckets(sizes, cap=cap and cap << 20) == said
+    assert len(lines[-1][1]) == 2 and sum(len(said) > 2 for _, said in lines) > 2
 
 
 # --- what is asked of a sweep
