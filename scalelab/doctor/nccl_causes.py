@@ -35,7 +35,8 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
      "shared memory (/dev/shm) is too small or cannot be opened",
      "df -h /dev/shm; docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir of medium "
      "Memory at /dev/shm"),
-    (r"Address family not supported|no (?:NCCL_SOCKET_IFNAME )?(?:socket )?interface found|No interface found|"
+    (r"Address family not supported|no (?:NCCL_SOCKET_IFNAME )?(?:socket )?interface found|"
+     r"No interface found|"
      r"No usable listening interface|with family \d+ is neither|No socket interface|"
      r"interface .* not found",
      "NCCL finds no network interface with the given name, or none at all",

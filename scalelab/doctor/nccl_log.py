@@ -111,6 +111,7 @@ class NcclLog:
         if level in ("WARN", "ERROR", "ABORT"):
             where = WHERE.search(line)
             place = where[1] if where else match[3] or ""
+            self.spoken += bool(place)  # of NCCL's own source
             self._warn(number, body, place, sender)
         self._info(number, body)
         cut = " : Using [" in body and not (

@@ -54,6 +54,13 @@ def _judge(facts: dict, tests, runs: list) -> tuple[str, str, str]:
         return _failed(facts, tests)
     if not tests.measured:
         return _no_rows(tests)
+    ended = all(r.ended for r in runs)
+    if tests.killed and not ended:
+        return (
+            f"broken: it ended before the table did ({tests.killed[0][:80]})",
+            f"The rows that were printed reach {_figure(facts)}." if tests.rows else "",
+            "find which rank ended first; run again with NCCL_DEBUG=INFO",
+        )
     if facts["shared_gpus"]:
         return (
             f"unknown: {facts['ranks']} ranks share one GPU, so this says nothing of the hardware",
@@ -81,13 +88,6 @@ def _judge(facts: dict, tests, runs: list) -> tuple[str, str, str]:
     if uneven := _uneven(runs):
         return uneven
     verdict, why, step = _against_hardware(facts, tests, runs)
-    ended = all(r.ended for r in runs)
-    if tests.killed and not ended:
-        return (
-            f"broken: it ended before the table did ({tests.killed[0][:80]})",
-            f"The rows that were printed reach {_figure(facts)}. {why}",
-            "find which rank ended first; run again with NCCL_DEBUG=INFO",
-        )
     if not ended:
         why += " The output stops before the average: it was cut, or the run did not end."
     return verdict, why, step

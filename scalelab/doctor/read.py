@@ -62,7 +62,8 @@ def read(path: str) -> dict:
     try:
         for number, line, shape in source.lines():
             weight = seen.get(shape, 0)
-            if not (tests.pending or topo.open):  # else the line may be the rest of another one
+            # within a row that is cut, any line may be its rest
+            if not (tests.pending or topo.open or log.unfinished):
                 if weight >= ENOUGH:
                     continue
                 if not any(word in line for word in WORDS):

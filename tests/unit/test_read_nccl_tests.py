@@ -1,0 +1,192 @@
+"""Output of nccl-tests: facts over its versions, and a verdict only where the hardware is known."""
+
+from pathlib import Path
+
+import pytest
+from read_outputs import COLUMNS, HEADER, devices, footer, rows, run
+
+from scalelab.doctor.read import read
+
+OUTPUTS = Path(__file__).parent / "outputs"
+H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
+
+
+def of(tmp_path, text: str) -> dict:
+    path = tmp_path / "tests.txt"
+    path.write_text(text)
+    result = read(str(path))
+    assert result["kind"] == "nccl-tests"
+    return result
+
+
+def facts_of(name: str, *keys: str) -> list:
+    facts = read(str(OUTPUTS / name))["facts"]
+    return [facts[key] for key in keys]
+
+
+VERDICTS = {
+    # ranks, per node, GPU, busbw reached, first word
+    "A100, its ring": (8, 8, A100, 234, "good"),
+    "A100, over PCIe": (8, 8, A100, 20, "slow"),
+    "H100 with NVLS": (8, 8, H100, 480, "good"),
+    "H100, half the links": (8, 8, H100, 200, "slow"),
+    "A800 has 8 links": (8, 8, "NVIDIA A800-SXM4-80GB", 160, "good"),
+    "B200": (8, 8, "NVIDIA B200", 830, "good"),
+    "B200 like an H100": (8, 8, "NVIDIA B200", 360, "slow"),
+    "3090 with a bridge": (2, 2, "NVIDIA GeForce RTX 3090", 48, "good"),
+    "4090, patched": (4, 4, "NVIDIA GeForce RTX 4090", 24, "good"),
+    "4090, as it is sold": (4, 4, "NVIDIA GeForce RTX 4090", 8, "unknown"),
+    "4090, worse": (4, 4, "NVIDIA GeForce RTX 4090", 1.5, "slow"),
+    "V100, two of a mesh": (2, 2, "Tesla V100-SXM2-16GB", 45, "good"),
+    "two nodes at NVLink's speed": (16, 8, H100, 480, "good"),
+    "two nodes, some NICs": (16, 8, H100, 180, "unknown"),
+    "two nodes over TCP": (16, 8, H100, 1.1, "slow"),
+    "one GPU a node, its port full": (4, 1, H100, 48.5, "good"),
+    "one GPU a node, another port": (4, 1, H100, 24, "unknown"),
+    "T4 over some Ethernet": (2, 1, "Tesla T4", 1.1, "unknown"),
+    "a GPU nobody knows": (8, 8, "NVIDIA Graphics Device", 300, "unknown"),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_verdict_against_the_line_rate(tmp_path, name):
+    ranks, per_node, gpu, rate, word = VERDICTS[name]
+    result = of(tmp_path, run(ranks, per_node, gpu, rate))
+    assert result["verdict"].split(":")[0] == word, result
+    facts = result["facts"]
+    assert (facts["nodes"], facts["ranks"]) == (ranks // per_node, ranks)
+    assert facts["max_busbw"] == pytest.approx(rate, rel=0.02)
+    assert (facts["avg_busbw"], facts["wrong"], facts["independent_runs"]) == (50, 0, False)
+
+
+@pytest.mark.parametrize(
+    "op", ["all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv"]
+)
+def test_every_test_is_named(tmp_path, op):
+    assert of(tmp_path, run(8, 8, A100, 230, op=op))["facts"]["test"] == f"{op}_perf"
+
+
+def test_ranks_and_test_follow_from_rows_alone(tmp_path):
+    for ranks in (2, 8, 16, 48):
+        text = rows(200, 2 * (ranks - 1) / ranks, smallest=1 << 30)
+        facts = of(tmp_path, text)["facts"]
+        if ranks > 2:  # with two, every factor is 1 or a half
+            assert facts["ranks"] == ranks
+        assert (facts["test"], facts["nodes"]) == ("all_reduce_perf", None)
+    assert of(tmp_path, text)["verdict"].startswith("unknown")
+    gathered = of(tmp_path, rows(200, 7 / 8, smallest=1 << 30, redop="none"))["facts"]
+    assert gathered["test"] == "all_gather_perf or alltoall_perf"  # the rows are the same
+
+
+def test_a_sweep_that_ends_before_the_link_is_full_is_not_slow(tmp_path):
+    result = of(tmp_path, run(8, 8, H100, 360, largest=1 << 22))
+    assert result["verdict"].startswith("unknown") and "too small" in result["verdict"]
+    flat = of(tmp_path, run(8, 8, H100, 12, largest=1 << 27))  # levelled off: it is slow
+    assert flat["verdict"].startswith("slow")
+
+
+def test_wrong_values(tmp_path):
+    text = run(8, 8, H100, 360, smallest=1 << 28, wrong=("0", "512"))
+    result = of(tmp_path, text.replace("0 OK", "6 FAILED"))
+    assert result["verdict"] == "broken: 3072 wrong values"
+    unchecked = of(tmp_path, run(8, 8, H100, 360, wrong=("N/A", "N/A")))
+    assert unchecked["facts"]["wrong"] is None and unchecked["verdict"].startswith("good")
+    half = of(tmp_path, run(8, 8, H100, 360, wrong=("0", "N/A")))
+    assert half["facts"]["wrong"] == 0
+
+
+def test_one_rank_has_busbw_0_by_definition(tmp_path):
+    result = of(tmp_path, run(1, 1, "NVIDIA GeForce RTX 5090", 700, redop="sum"))
+    assert result["verdict"] == "unknown: one rank, whose busbw is 0 by definition"
+    assert (result["facts"]["ranks"], result["facts"]["max_busbw"]) == (1, 0)
+
+
+def test_single_rank_runs_taken_for_one(tmp_path):
+    keys = ("nodes", "ranks", "independent_runs")
+    assert facts_of("tests_four_jobs.txt", *keys) == [4, 1, True]
+    assert read(str(OUTPUTS / "tests_four_jobs.txt"))["verdict"].startswith("not-one-job: 4 ")
+    # rows alone, of many processes at once
+    once = rows(1, 1e-9, smallest=1 << 27, largest=1 << 30).splitlines()
+    result = of(tmp_path, "\n".join(line for line in once for _ in range(3)) + "\n" + footer(0))
+    assert result["facts"]["independent_runs"] is True
+    # two jobs of eight
+    two = HEADER * 2 + devices(8, 8, H100) + devices(8, 8, H100).replace("node-a", "node-b")
+    two += COLUMNS * 2 + "".join(
+        line + "\n" for line in rows(360, 1.75).splitlines() for _ in range(2)
+    )
+    result = of(tmp_path, two + footer() * 2)
+    assert [result["facts"][key] for key in keys] == [2, 8, True]
+
+
+def test_runs_one_after_the_other_are_no_mistake(tmp_path):
+    first, second = run(8, 8, H100, 360), run(8, 8, H100, 350).replace("node-a", "node-b")
+    result = of(tmp_path, first + second)
+    facts = result["facts"]
+    assert (facts["independent_runs"], facts["nodes"], len(facts["runs"])) == (False, 1, 2)
+    assert result["verdict"].startswith("good")
+    slow = of(tmp_path, first + run(8, 8, H100, 90))
+    assert slow["verdict"].startswith("slow: run 2 of 2")
+
+
+def test_footers_alone(tmp_path):
+    text = " Out of bounds values : 0 OK\n Avg bus bandwidth    : 300 \n"
+    result = of(tmp_path, text + text.replace("300", "70"))
+    facts = result["facts"]
+    assert (facts["max_busbw"], facts["ranks"], facts["test"]) == (300, None, None)
+    assert result["verdict"].startswith("slow: run 2 of 2 reaches 70")
+    assert "no less" in result["why"]
+
+
+def test_old_versions():
+    keys = ("test", "nodes", "ranks", "max_busbw", "avg_busbw", "wrong", "independent_runs")
+    assert facts_of("tests_old_columns.txt", *keys) == [
+        "all_reduce_perf", 1, 4, 71.24, 46.4, 0, False
+    ]  # fmt: skip
+    assert facts_of("tests_v20.txt", *keys) == ["all_reduce_perf", 1, 2, 9.87, 3.5, 0, False]
+
+
+def test_rows_that_log_lines_cut_in_two():
+    facts = read(str(OUTPUTS / "tests_with_log_lines.txt"))["facts"]
+    assert facts["runs"][0]["rows"] == 13
+    assert (facts["ranks"], facts["nodes"], facts["max_busbw"]) == (16, 2, 44.99)
+
+
+def test_mpirun_tags_within_rows(tmp_path):
+    text = run(8, 8, H100, 360).replace("  -1  ", "  -1[1,0]<stdout>:  ")
+    whole = of(tmp_path, run(8, 8, H100, 360))
+    assert of(tmp_path, text) == whole
+
+
+def test_two_ranks_on_one_gpu_say_nothing_of_the_hardware(tmp_path):
+    text = run(2, 2, "NVIDIA GeForce RTX 5090", 2.3).replace("device  1", "device  0")
+    result = of(tmp_path, text.replace("0000:11:00", "0000:10:00"))
+    assert result["facts"]["shared_gpus"] and result["verdict"].startswith("unknown: 2 ranks share")
+    # virtual machines show no address at all
+    virtual = run(8, 8, A100, 230)
+    for bus in range(16, 24):
+        virtual = virtual.replace(f"[0000:{bus:02x}:00]", "[0x00]")
+    assert of(tmp_path, virtual)["verdict"].startswith("good")
+
+
+def test_failures(tmp_path):
+    start = HEADER + devices(2, 2, A100) + COLUMNS
+    busy = "node-a: Test CUDA failure common.cu:1304 'CUDA-capable device(s) is/are busy'\n"
+    result = of(tmp_path, start + busy.replace("busy", "busy or unavailable"))
+    assert result["verdict"].startswith("broken before the first row: a GPU is in use")
+    assert result["facts"]["max_busbw"] is None
+    after = of(tmp_path, start + rows(200, 1, largest=64) + busy)
+    assert after["verdict"].startswith("broken after 4 rows")
+    crash = of(tmp_path, start + rows(200, 1, largest=64) + "*** Signal: Segmentation fault (11)\n")
+    assert crash["verdict"].startswith("broken: it ended before the table did")
+    limit = "slurmstepd: error: *** JOB 7 ON a CANCELLED AT 1 DUE TO TIME LIMIT ***\n"
+    hung = of(tmp_path, start + limit)
+    assert "hung until the job's time limit" in hung["verdict"]
+    nothing = of(tmp_path, start)
+    assert nothing["verdict"] == "unknown: no row was measured"
+    cut = of(tmp_path, run(8, 8, H100, 360)[:3000])
+    assert "The output stops before the average" in cut["why"]
+
+
+def test_the_log_in_the_file_tells_why_it_failed():
+    result = read(str(OUTPUTS / "tests_no_route.txt"))
+    assert result["verdict"].startswith("broken before the first row: there is no route")
