@@ -203,7 +203,7 @@ def test_buckets_are_those_of_ddp(tmp_path):
     assert len(lines) == len(cases)
     for (_, cap), (sizes, said) in zip(cases, lines):
         assert step.buckets(sizes, cap=cap and cap << 20) == said
-    assert len(lines[-1][1]) == 2 and sum(len(said) > 2 for _, said in lines) > 2
+    assert len(lines[-1][1]) == 2 and sum(len(said) > 2 for _, said in lines) >= 2
 
 
 # --- what is asked of a sweep
