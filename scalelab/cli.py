@@ -1,26 +1,21 @@
-"""The command line: thin. Exit 0 done; 1 the thing failed; 2 bad usage, in one line.
+"""The command line: words to arguments, and what goes wrong to one line and an exit status.
 
-With --json one JSON object goes to stdout and everything else to stderr.
+Exit 0 done; 1 the thing failed; 2 bad usage. What each command does is in commands.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
-import shutil
-import signal
 import sys
-from pathlib import Path
 
-from . import __version__, cluster, runs
+from . import __version__, commands
 from .cluster import ClusterError, UsageError
+from .commands import say
 from .measure import sweep
-from .runs import Run, RunError
-from .runs.record import write_json
+from .runs import RunError
 
-LOG_LINES, LINE_CHARS = 200, 1000  # of each rank's log, printed at the end
 SWITCHES = ("--json", "--help", "--version")  # flags without a value
 EPILOG = (
     "Exit status: 0 done, 1 it failed (the first failing rank is named), 2 bad usage, 130 stopped "
@@ -98,9 +93,9 @@ def _parser() -> Parser:
                     allow_abbrev=False)  # fmt: skip
     parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="version", version=f"scalelab {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
 
-    run = commands.add_parser(
+    run = subparsers.add_parser(
         "run", allow_abbrev=False, help="real torchrun on every node of a cluster", epilog=EPILOG,
         description="Start SCRIPT under torchrun on every node, follow it, and record it.",
     )  # fmt: skip
@@ -116,9 +111,9 @@ def _parser() -> Parser:
     run.add_argument("--json", action="store_true", help="one JSON object on stdout")
     run.add_argument("script", metavar="SCRIPT", help="a training script")
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="…", help="its own arguments")
-    run.set_defaults(function=do_run, parser=run)
+    run.set_defaults(function=commands.do_run, parser=run)
 
-    bench = commands.add_parser(
+    bench = subparsers.add_parser(
         "bench", allow_abbrev=False, help="time a collective, as nccl-tests does", epilog=EPILOG,
         description="Time a collective over a range of sizes on every node, check its results, "
                     "count the bytes on the wire, and fit latency (alpha) and bandwidth (beta).",
@@ -138,16 +133,16 @@ def _parser() -> Parser:
     bench.add_argument("--out", metavar="FILE", help="keep the JSON result here as well as in the "
                        "run's directory")  # fmt: skip
     bench.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    bench.set_defaults(function=do_bench, parser=bench)
+    bench.set_defaults(function=commands.do_bench, parser=bench)
 
-    clean = commands.add_parser(
+    clean = subparsers.add_parser(
         "clean", allow_abbrev=False, help="end this user's own leftovers, and nobody else's",
         description="End processes of clusters of yours whose notebook or command is gone.",
     )  # fmt: skip
     clean.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    clean.set_defaults(function=do_clean, parser=clean)
+    clean.set_defaults(function=commands.do_clean, parser=clean)
 
-    check = commands.add_parser(
+    check = subparsers.add_parser(
         "check", allow_abbrev=False, help="grade a lab", epilog=EPILOG,
         description="Run a lab's notebook in a kernel of its own and grade every exercise.",
     )  # fmt: skip
@@ -155,16 +150,16 @@ def _parser() -> Parser:
     check.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
                        help="limit of one cell, in seconds (default 600)")  # fmt: skip
     check.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    check.set_defaults(function=do_check, parser=check)
+    check.set_defaults(function=commands.do_check, parser=check)
 
-    progress = commands.add_parser(
+    progress = subparsers.add_parser(
         "progress", allow_abbrev=False, help="what is done, what is next",
         description="What you have passed, and the next exercise.",
     )  # fmt: skip
     progress.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    progress.set_defaults(function=do_progress, parser=progress)
+    progress.set_defaults(function=commands.do_progress, parser=progress)
 
-    read = commands.add_parser(
+    read = subparsers.add_parser(
         "read", allow_abbrev=False, help="what another tool's output means",
         description="Read the output of nvidia-smi topo -m, of nccl-tests or of NCCL_DEBUG=INFO: "
         "facts, a verdict, why, and what to do next.",
@@ -173,7 +168,7 @@ def _parser() -> Parser:
     )  # fmt: skip
     read.add_argument("file", metavar="FILE", help="what the tool printed; - for standard input")
     read.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    read.set_defaults(function=do_read, parser=read)
+    read.set_defaults(function=commands.do_read, parser=read)
     return parser
 
 
@@ -190,226 +185,6 @@ def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
     link.add_argument("--mtu", help="bytes, e.g. 9000 (default 1500)")
 
 
-def start_cluster(args: argparse.Namespace, ranks: int) -> cluster.Cluster:
-    """The cluster that the flags ask for. Warns where it is more than this machine holds."""
-    started = cluster.start(
-        args.cluster, args.nodes, rate=args.rate, delay=args.delay, jitter=args.jitter,
-        loss=args.loss, mtu=args.mtu,
-    )  # fmt: skip
-    most = cluster.max_ranks()
-    if ranks > most:
-        say(f"warning: {ranks} ranks are more than this machine holds well ({most}): expect "
-            "timings that tell of its scheduler rather than of training")  # fmt: skip
-    if started.why:
-        say(f"cluster local, without separate hosts: {started.why}")
-    return started
-
-
-def do_run(args: argparse.Namespace) -> int:
-    """`scalelab run`."""
-    node_env = _node_env(args.node_env, args.nodes)
-    # Before anything is started; launch() would refuse these too.
-    runs.read_script(args.script)
-    runs.check_count("nproc-per-node", args.nproc_per_node)
-    runs.check_timeout(args.timeout)
-    for settings in node_env.values():
-        runs.check_env(settings)
-    if args.run_dir == "":
-        raise UsageError("--run-dir '': use the path of a directory")
-    _end_on_signals()
-    with start_cluster(args, args.nodes * args.nproc_per_node) as hosts:
-        run = runs.launch(
-            args.script, args.args, cluster=hosts, nproc_per_node=args.nproc_per_node,
-            timeout=args.timeout, run_dir=args.run_dir, node_env=node_env,
-        )  # fmt: skip
-        interrupted = _follow(run)
-    _show(run, to=sys.stderr if args.json else sys.stdout)
-    if args.json:
-        print(json.dumps(run.record()))
-    if interrupted:
-        return 130
-    return 0 if run.status == "succeeded" else 1
-
-
-def do_bench(args: argparse.Namespace) -> int:
-    """`scalelab bench OP`."""
-    # Before a cluster is started; Sweep would refuse these too.
-    sweep.check(args.op, args.sizes, args.dtype, args.backend, args.line_rate)
-    runs.check_count("nproc-per-node", args.nproc_per_node)
-    runs.check_timeout(args.timeout)
-    out = _writable(args.out) if args.out is not None else None
-    _end_on_signals()
-    with start_cluster(args, args.nodes * args.nproc_per_node) as hosts:
-        going = sweep.Sweep(
-            hosts, args.op, args.sizes, dtype=args.dtype, backend=args.backend,
-            nproc_per_node=args.nproc_per_node, line_rate=args.line_rate, timeout=args.timeout,
-        )  # fmt: skip
-        interrupted = _follow(going)
-    run = going.run
-    whole = run.status == "succeeded"
-    result = going.result(partial=not whole)
-    print(sweep.table(result), file=sys.stderr if args.json else sys.stdout)
-    wrong = sum(row["wrong"] for row in result["rows"])
-    if wrong:
-        say(f"{wrong} results were wrong: this network or its software damages data")
-    if not whole:
-        _show_end(run)
-    elif out:
-        write_json(out, result)
-    say(f"record: {run.dir}" + (f", {out}" if whole and out else ""))
-    if args.json:
-        print(json.dumps(result))
-    if interrupted:
-        return 130
-    return 0 if whole and not wrong else 1
-
-
-def do_clean(args: argparse.Namespace) -> int:
-    """`scalelab clean`."""
-    ended, alive = cluster.clean()
-    if args.json:
-        print(json.dumps({"ended": ended, "in_use": alive}))
-    else:
-        print(f"ended {len(ended)} leftover processes" if ended else "nothing was left behind")
-        if alive:
-            print(f"left alone: {len(alive)} processes of clusters in use")
-    return 0
-
-
-def do_check(args: argparse.Namespace) -> int:
-    """`scalelab check`."""
-    from . import grading
-
-    try:
-        path = grading.find_notebook(args.lab)
-    except FileNotFoundError as e:
-        raise UsageError(str(e)) from None
-    runs.check_timeout(args.timeout)
-    say(f"grading {path} …")
-    rows = grading.grade(path, args.timeout)
-    if not rows:
-        raise UsageError(f"{path}: no exercises of this lab are known")
-    passed = sum(row["passed"] for row in rows)
-    if args.json:
-        result = {"lab": path.stem, "passed": passed, "of": len(rows), "exercises": rows}
-        print(json.dumps(result))
-    else:
-        for row in rows:
-            print(f"{'passed ' if row['passed'] else 'not yet'}  {row['id']}  {row['title']}")
-            print("         " + row["message"].replace("\n", "\n         "))
-        print(f"{passed} of {len(rows)} passed")
-    return 0 if passed == len(rows) else 1
-
-
-def do_progress(args: argparse.Namespace) -> int:
-    """`scalelab progress`."""
-    from . import grading
-
-    done = grading.summary()
-    if args.json:
-        print(json.dumps(done))
-        return 0
-    for lab, row in done["labs"].items():
-        bar = "■" * len(row["passed"]) + "□" * (row["of"] - len(row["passed"]))
-        print(f"lab {lab}  {bar}  {len(row['passed'])} of {row['of']}")
-    print(f"questions answered rightly: {done['questions']}; predictions: {done['predictions']}")
-    if done["next"]:
-        exercise = grading.find(done["next"])
-        print(f"next: {exercise.id} {exercise.title} ({exercise.minutes} minutes), "
-              f"labs/{exercise.lab}.ipynb")  # fmt: skip
-    else:
-        print("every exercise has passed")
-    return 0
-
-
-def do_read(args: argparse.Namespace) -> int:
-    """`scalelab read`."""
-    from .doctor.read import read, table
-
-    result = read(args.file)
-    if args.json:
-        print(json.dumps(result))
-        return 0
-    print(f"{result['kind']}: {result['verdict']}")
-    for key in ("why", "next"):
-        print(f"{key + ':':<6}{result[key]}")
-    print()
-    print("\n".join(table(result["facts"])))
-    return 0
-
-
-def _end_on_signals() -> None:
-    """`kill` and a closed terminal end a run like Ctrl-C does."""
-    for sig in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(sig, _interrupt)
-
-
-def _follow(going: Run | sweep.Sweep) -> bool:
-    """Until it has ended; on a terminal, with its state in one line. True if it was interrupted,
-    and so ended early."""
-    try:
-        live = sys.stderr.isatty()
-        while not going.done:
-            going.wait(0.25 if live else 1.0)
-            if live:
-                width = shutil.get_terminal_size().columns - 1
-                print("\r\033[K" + going.words()[:width], end="", file=sys.stderr, flush=True)
-        if live:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(sig, signal.SIG_IGN)  # it is being done, in bounded time
-        say("stopping …")
-        going.stop()
-        return True
-    return False
-
-
-def _show(run: Run, to) -> None:
-    """What each rank printed, in rank order, then how it ended."""
-    for entry in run.ranks:
-        lines = run.log(entry["rank"]).splitlines()
-        print(f"── rank {entry['rank']} on {entry['node']} ({entry['addr']})", file=to)
-        if len(lines) > LOG_LINES:
-            print(f"… {len(lines) - LOG_LINES} earlier lines in {run.dir / 'logs'}", file=to)
-        for line in lines[-LOG_LINES:]:
-            print(line if len(line) <= LINE_CHARS else line[:LINE_CHARS] + " …", file=to)
-    _show_end(run)
-    print(f"{run.words()}\nrecord: {run.dir}", file=to)
-
-
-def _show_end(run: Run) -> None:
-    """What went wrong, if anything: which rank failed first and why."""
-    for problem in dict.fromkeys(run.problems):
-        say(f"warning: {problem}")
-    if run.first_failure:
-        failure = run.first_failure
-        say(f"first failure: {runs.who(failure)}\n{failure['error']}")
-    elif run.status == "timed_out":
-        say(run.words())
-
-
-def _writable(text: str) -> Path:
-    """A file's path, once it is known that it can be written. Raises UsageError."""
-    path = Path(text).expanduser().absolute()
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"--out {text!r}: no file can be written there")
-    return path
-
-
-def _node_env(values: list[str], nodes: int) -> dict[int, dict[str, str]]:
-    found: dict[int, dict[str, str]] = {}
-    for value in values:
-        index, colon, setting = value.partition(":")
-        name, equals, text = setting.partition("=")
-        if not (colon and equals and name and re.fullmatch("[0-9]+", index)):
-            raise UsageError(f"--node-env {value!r}: use I:NAME=VALUE, such as 1:OMP_NUM_THREADS=2")
-        if int(index) >= nodes:
-            raise UsageError(f"--node-env {value!r}: there are nodes 0 to {nodes - 1}")
-        found.setdefault(int(index), {})[name] = text
-    return found
-
-
 def _whole(text: str) -> int:
     try:
         return int(text)
@@ -422,12 +197,3 @@ def _seconds(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-
-
-def _interrupt(*_) -> None:
-    raise KeyboardInterrupt
-
-
-def say(text: str) -> None:
-    """To the person, not to the program that reads stdout."""
-    print(text, file=sys.stderr, flush=True)
