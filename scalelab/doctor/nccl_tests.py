@@ -33,11 +33,14 @@ TYPES = (
     "char|u?int(?:8|32|64)?|half|float|double|bfloat16|bf16|f?fp?8_?e\\d+m\\d+|f8e\\dm\\d|float8\\w*"
     "|int4|fp32|fp16|fp64"
 )
-TYPE = re.compile(TYPES)
+# wrong values are counted, or N/A, or (old) a largest error: never a number with a point, as the
+# figure before it has in a row that is cut
+WRONG = r"(?:\d+(?:\.\d+)?[eE][-+]?\d+|\d+|N/A|[-+]?(?:inf|nan))"
+TYPE, IS_WRONG = re.compile(TYPES), re.compile(WRONG)
 HEAD = re.compile(rf"(?:^|[\s>|:])(\d+)\s+(\d+)\s+({TYPES})\b[ \t]*(.*)$")
 REDOP = re.compile(r"^(sum|prod|max|min|avg|mulsum|none|all)\b\s*(.*)$")
-GROUP = re.compile(rf"({NUMBER})\s+({NUMBER})\s+({NUMBER})\s+({NUMBER}|N/A)(?=\s|$)")
-ONLY_GROUPS = re.compile(rf"^\s*(?:{NUMBER}\s+{NUMBER}\s+{NUMBER}\s+(?:{NUMBER}|N/A)\s*){{1,2}}$")
+GROUP = re.compile(rf"({NUMBER})\s+({NUMBER})\s+({NUMBER})\s+({WRONG})(?=\s|$)")
+ONLY_GROUPS = re.compile(rf"^\s*(?:{NUMBER}\s+{NUMBER}\s+{NUMBER}\s+{WRONG}\s*){{1,2}}$")
 AVERAGE = re.compile(r"\bAvg bus bandwidth\s*:\s*(\S+)")
 BOUNDS = re.compile(r"\bOut of bounds values\s*:\s*(\d+)\s*(OK|FAILED)?")
 FAILURE = re.compile(
@@ -86,7 +89,8 @@ class NcclTests:
         self.hosts: list[set[str]] = []  # of each list of devices, which begins at a lower rank
         self.failures: list[str] = []
         self.killed: list[str] = []
-        self.old_columns = self.columns = False
+        self.old_columns = False
+        self.rooted: bool | None = None  # whether rows have a root; None: no header said so
         self.amd = False
         self.settings: dict[str, int] = {}
         self.comms: set[int] = set()  # nranks that NCCL's own lines name
@@ -140,7 +144,7 @@ class NcclTests:
             self.usings += 1
         elif columns := COLUMNS.search(line):
             self.lines += 1
-            self.columns = True
+            self.rooted = bool(re.search(r"\broot\b", line))
             self.old_columns |= columns[1] != "#wrong"
             self._new()
         elif bounds := BOUNDS.search(line):
@@ -196,7 +200,8 @@ class NcclTests:
         redop = root = None
         if found := REDOP.match(rest):
             redop, rest = found[1], found[2]
-        if found := re.match(r"(-?\d+)(?:\s+(.*))?$", rest):
+        found = re.match(r"(-?\d+)(?:\s+(.*))?$", rest)
+        if found and self._has_root(found[1], len(rest.split())):
             root, rest = int(found[1]), found[2] or ""
         groups = GROUP.findall(rest)
         if not groups and rest.strip() and redop is None and root is None:
@@ -219,17 +224,25 @@ class NcclTests:
         at, redop, root = 3, None, None
         if words[at].isalpha():
             redop, at = words[at], at + 1
-        if len(words) - at in (5, 9):
+        if self._has_root(words[at], len(words) - at):
             root, at = words[at], at + 1
-        if len(words) - at not in (4, 8) or not (root or "0").lstrip("-").isdecimal():
+        if len(words) - at not in (4, 8):
             return False
         try:
             figures = [[float(w) for w in words[i : i + 3]] for i in range(at, len(words), 4)]
         except ValueError:
             return False
+        if not all(IS_WRONG.fullmatch(words[i + 3]) for i in range(at, len(words), 4)):
+            return False
         self._began(int(words[0]), redop, None if root is None else int(root))
         self._figures([(*f, words[at + 4 * i + 3]) for i, f in enumerate(figures)])
         return True
+
+    def _has_root(self, word: str, left: int) -> bool:
+        """Whether this is the root, and not a time: both can be whole numbers."""
+        if not word.lstrip("-").isdecimal():
+            return False
+        return word.startswith("-") or (left in (5, 9) if self.rooted is None else self.rooted)
 
     def _began(self, nbytes: int, redop: str | None, root: int | None) -> None:
         if not self.runs or self.runs[-1].ended:

@@ -115,7 +115,7 @@ _GPUS: tuple[tuple[str, Gpu], ...] = (
 
 
 def gpu(name: str) -> Gpu | None:
-    """What is known of the GPU of that name, as nvidia-smi or nccl-tests print it; None: nothing."""
+    """What is known of a GPU by its name, as nvidia-smi or nccl-tests print it."""
     for pattern, found in _GPUS:
         if re.search(pattern, name, re.IGNORECASE):
             return found

@@ -164,7 +164,7 @@ def test_command_line(tmp_path, capsys):
 BIG = {  # one chunk, repeated to 200 MB
     "another log": "2026-01-01 10:00:00,123 INFO step 1234/5000 loss 2.345 tokens/s 123456\n",
     "NCCL's log": LOG + LOG.replace("00/0", "01/0"),
-    "one line": "NCCL INFO Channel via P2P ",
+    "one line": "words without end, NCCL among them ",
     "nothing": "\0",
 }
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from read_outputs import COLUMNS, HEADER, devices, footer, rows, run
 
+from scalelab.cluster import UsageError
 from scalelab.doctor.read import read
 
 OUTPUTS = Path(__file__).parent / "outputs"
@@ -183,8 +184,22 @@ def test_failures(tmp_path):
     assert "hung until the job's time limit" in hung["verdict"]
     nothing = of(tmp_path, start)
     assert nothing["verdict"] == "unknown: no row was measured"
-    cut = of(tmp_path, run(8, 8, H100, 360)[:3000])
-    assert "The output stops before the average" in cut["why"]
+
+
+def test_a_file_cut_anywhere_is_read_up_to_there_or_refused(tmp_path):
+    text = run(8, 8, H100, 360)
+    whole = of(tmp_path, text)["facts"]["max_busbw"]
+    for end in range(0, len(text) - 40, 37):
+        (tmp_path / "tests.txt").write_text(text[:end])
+        try:
+            result = read(str(tmp_path / "tests.txt"))
+        except UsageError as e:
+            assert end < 500 and "\n" not in str(e)
+            continue
+        facts = result["facts"]
+        assert (facts["wrong"] or 0) == 0 and (facts["max_busbw"] or 0) <= whole
+        assert result["verdict"].startswith(("unknown", "good")), (end, result["verdict"])
+        assert facts["avg_busbw"] is None and "independent" not in result["verdict"]
 
 
 def test_the_log_in_the_file_tells_why_it_failed():
