@@ -97,7 +97,7 @@ grading.check("04.2", fit)
 # - The update begins when backward and the last all-reduce have both ended.
 #
 # Where hosts can be emulated the check then measures alpha and beta on one link, sets the link to another rate, and compares
-# your prediction with a real step there (20 seconds).
+# your prediction with a real step there (20 to 30 seconds).
 
 
 # %%

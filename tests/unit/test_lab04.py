@@ -2,10 +2,12 @@
 
 import itertools
 import random
+import re
 
 import pytest
 
 from scalelab.grading.labs.lab04 import fit, reports, step, topologies
+from scalelab.grading.verdict import Wrong
 
 
 def test_the_reference_fit_is_well_within_what_is_asked():
@@ -104,3 +106,33 @@ def test_mixed_lines_lose_none():
     assert sorted(mixed) == sorted(itertools.chain(*outputs))
     assert [line for line in mixed if line[0] == "a"] == outputs[0]
     assert mixed != list(itertools.chain(*outputs))
+
+
+class OneRank:
+    """A bench whose ranks are this process."""
+
+    def values(self, n, trial, answer, cases, **options):
+        return [trial(0, n, answer, cases)]
+
+
+@pytest.mark.parametrize("measured, factor, says", [
+    (1.0, 1.0, r"predicted .* measured"), (1.0, 1.3, None), (1.4, 1.0, r"not counted"),
+])  # fmt: skip
+def test_a_real_step_counts_only_where_the_model_comes_near(monkeypatch, measured, factor, says):
+    case = cases()[0]
+    live = {"where": "here", "arguments": case, "seconds": measured * step.right(case)}
+    monkeypatch.setattr(step, "live_case", lambda: live)
+
+    def answer(*case):
+        return factor * step.right(case)
+
+    if says is None:
+        with pytest.raises(Wrong, match="the model comes to"):
+            step._judge_live(OneRank(), answer)
+    else:
+        assert re.search(says, step._judge_live(OneRank(), answer))
+
+
+def test_a_real_step_that_cannot_be_measured_is_said(monkeypatch):
+    monkeypatch.setattr(step, "live_case", lambda: {"why": "no user namespaces"})
+    assert "no user namespaces" in step._judge_live(OneRank(), None)
