@@ -22,6 +22,13 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
      "this NCCL or program was not built for the GPU", "install a build for this GPU and CUDA"),
     (r"driver version is insufficient|CUDA driver version",
      "the driver is older than the CUDA that NCCL was built with", "nvidia-smi; update the driver"),
+    (r"[Rr]emote IB device is incompatible",
+     "ports of different kinds meet: InfiniBand on one node, RoCE on another",
+     "ibv_devinfo on every node; NCCL_IB_HCA with ports of one fabric on each"),
+    (r"async fatal event",
+     "a NIC reported a fatal error on a connection",
+     "dmesg and firmware of that NIC; ACS and IOMMU settings for GPUDirect RDMA; "
+     "NCCL_NET_GDR_LEVEL=LOC shows whether that is it"),
     (r"async event ?: (?:port error|link down|device fatal|local catastrophic)|port (?:error|down)",
      "a NIC's port went down",
      "ibstat and dmesg on that node: cable, transceiver or switch port; the errors of other ranks "
@@ -62,18 +69,18 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     (r"ibv_reg_mr\w* failed|ibv_reg_dmabuf",
      "GPU memory cannot be registered with the NIC",
      "load nvidia_peermem or use DMA-BUF; NCCL_NET_GDR_LEVEL=LOC to try without GPUDirect RDMA"),
-    (r"(?:error|status)[ =]12\b",
+    (r"(?:error|status)[ =](?:IBV_WC_\w+\()?12\b",
      "InfiniBand or RoCE packets to a peer are not answered (error 12, retries exceeded)",
      "ib_write_bw between the two nodes on the same NICs; ibstat on both; all NICs listed must be "
      "of one fabric (NCCL_IB_HCA), in a cloud all machines of one placement group; RoCE: "
      "NCCL_IB_GID_INDEX and lossless settings"),
-    (r"(?:error|status)[ =]13\b",
+    (r"(?:error|status)[ =](?:IBV_WC_\w+\()?13\b",
      "the peer was not ready to receive (error 13, RNR retries exceeded)",
      "look for the rank that stalled or died; then PFC or lossless settings of the fabric"),
-    (r"(?:error|status)[ =](?:4|10|9|11)\b.*(?:vendor err|opcode)",
+    (r"(?:error|status)[ =](?:IBV_WC_\w+\()?(?:4|10|9|11)\b.*(?:vendor err|opcode)",
      "the NIC refused access to memory (local or remote protection error)",
      "ACS and IOMMU off for GPUDirect RDMA; try NCCL_NET_GDR_LEVEL=LOC and newer firmware"),
-    (r"(?:error|status)[ =]5\b.*(?:vendor err|opcode)",
+    (r"(?:error|status)[ =](?:IBV_WC_\w+\()?5\b.*(?:vendor err|opcode)",
      "the connection to a peer was flushed: this rank is a victim of an earlier error",
      "look for the first error of the peer that is named"),
     (r"ibv_\w+ failed|ibv_\w+\(\) failed|ibv_\w+ .*error",
@@ -227,7 +234,7 @@ def _loopback(facts: dict, text: str) -> tuple[str, str] | None:
 def _extra(facts: dict, log, text: str) -> list[str]:
     found = []
     kinds = {k for k in facts["hcas"].values()}
-    if len(kinds) > 1 and re.search(r"(?:error|status)[ =]12|ibv_", text):
+    if len(kinds) > 1 and re.search(r"(?:error|status)[ =]\S*12|ibv_", text):
         found.append("InfiniBand and RoCE ports are mixed: " + _mixed(facts["hcas"]) + ".")
     if facts["env"].get("NCCL_SOCKET_IFNAME") and re.search("interface", text):
         found.append(f"NCCL_SOCKET_IFNAME is {facts['env']['NCCL_SOCKET_IFNAME']}.")

@@ -38,7 +38,8 @@ HARMLESS = re.compile(
     r"Failed to open libibverbs|No plugin found|Could not find real path|NET/Plugin|Plugin load"
     r"|PROFILER/Plugin|TUNER/Plugin|ENV/Plugin|COLLNET/Plugin|NUMA (?:auto )?balancing"
     r"|Missing .*iommu|Could not get speed|Could not find NET|MSCCL|MSCCLPP|libmlx5|perfmance|"
-    r"reduce performance|environment variable .* deprecated|GPU_MAX_HW|HSA_|Memory is not"
+    r"reduce performance|Resiliency is enabled|GID table change|reregist|LID change|SM change|"
+    r"environment variable .* deprecated|GPU_MAX_HW|HSA_|Memory is not"
 )
 # lines that are no WARN of NCCL and yet say that it ended badly
 FATAL = re.compile(

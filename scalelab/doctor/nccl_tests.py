@@ -52,7 +52,7 @@ KILLED = re.compile(
     r"|TIME LIMIT|mpirun noticed.*|srun: error: .*|Killed)"
 )
 LIBRARY = re.compile(r"\bnccl-library=(\d+)")
-TAG = re.compile(r"(?<=\s)\d{1,4}: ")  # srun --label, in the middle of a row
+TAG = re.compile(r"(?:^|(?<=\s))\d{1,4}: |\[\d+\]")  # of srun or mpiexec, even within a row
 MOST = 5000  # of whatever is kept
 
 
@@ -240,7 +240,7 @@ class NcclTests:
 
     def _has_root(self, word: str, left: int) -> bool:
         """Whether this is the root, and not a time: both can be whole numbers."""
-        if not word.lstrip("-").isdecimal():
+        if not re.fullmatch(r"-?\d+", word, re.ASCII):
             return False
         return word.startswith("-") or (left in (5, 9) if self.rooted is None else self.rooted)
 
@@ -395,7 +395,7 @@ class NcclTests:
         root = next((r.root for r in runs if r.root is not None), None)
         if not any(r.rows for r in runs):
             return None
-        even = ratio is not None and ratio > 0.995  # busbw equals algbw
+        even = ratio is not None and abs(ratio - 1) < 0.005  # busbw equals algbw
         if redop in (None, "none", "all"):
             if ratio is None:
                 return None
@@ -404,8 +404,10 @@ class NcclTests:
             return "sendrecv_perf" if even else "all_gather_perf or alltoall_perf"
         if root is not None and root >= 0:
             return "reduce_perf"
-        if even:
+        if ratio is not None and ratio > 1.005:
             return "all_reduce_perf"
+        if even:  # with two ranks that of an all-reduce is 1 as well
+            return "sendrecv_perf" if ranks is not None and ranks > 2 else "all_reduce_perf"
         if ratio is not None and (ranks is None or ranks > 1):
             return "reduce_scatter_perf"
         return "all_reduce_perf or reduce_scatter_perf"

@@ -152,10 +152,16 @@ def test_rows_that_log_lines_cut_in_two():
     assert (facts["ranks"], facts["nodes"], facts["max_busbw"]) == (16, 2, 44.99)
 
 
-def test_mpirun_tags_within_rows(tmp_path):
-    text = run(8, 8, H100, 360).replace("  -1  ", "  -1[1,0]<stdout>:  ")
-    whole = of(tmp_path, run(8, 8, H100, 360))
-    assert of(tmp_path, text) == whole
+@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "[0]", "0: ", "[prterun-a-7@1,0]<stdout>:"])
+def test_launchers_tags_within_rows(tmp_path, tag):
+    text = run(8, 8, H100, 360)
+    whole = of(tmp_path, text)
+    tagged = text.replace("  -1  ", f"  -1 {tag}  ")
+    assert of(tmp_path, tagged) == whole
+    assert of(tmp_path, "".join(tag + line + "\n" for line in tagged.splitlines())) == whole
+    # and a row whose figures came a line later
+    split = text.replace("  -1  ", f"  -1 {tag}node-a:1:2 [0] NCCL INFO Channel 00\n{tag}  ", 1)
+    assert of(tmp_path, split) == whole
 
 
 def test_two_ranks_on_one_gpu_say_nothing_of_the_hardware(tmp_path):
