@@ -24,9 +24,10 @@ from scalelab.panels.base import (
     number,
     words,
 )
-from scalelab.panels.live import COLOURS, capital
+from scalelab.panels.live import COLOURS
 
 TIMEOUT = 600  # seconds for one link
+LOOPBACK = "loopback, no link set"
 TO_COPY = "To copy the numbers: click into the box, select all, copy. Tabs lie between them."
 
 
@@ -63,15 +64,14 @@ class BandwidthPanel(Panel):
         rate_b="100mbit",
         delay_b="0ms",
     ):
-        if op not in sweeps.OPS:
-            raise clusters.UsageError(f"operation {op!r}: use one of {', '.join(sweeps.OPS)}")
+        sweeps.check(op, "4K")
         why = "This panel was asked for a local cluster." if cluster == "local" else ""
         super().__init__(cluster, why or (clusters.virtual_problem() if cluster == "auto" else ""))
         self.op = op
         self.results: list = []  # one a link that was measured to its end, since the last Launch
         self._drawn = None  # what the picture on show was made from
         self._build(rate, delay, rate_b, delay_b, nodes, sizes)
-        self._view = self._blank("Not started. Press Launch.", self._settings())
+        self._view: drawing.View = self._blank("Not started. Press Launch.", self._settings())
         self._check_fields()
         self._show()
 
@@ -103,12 +103,12 @@ class BandwidthPanel(Panel):
                 break  # found only now: emulated hosts did not start, and there is one loopback
             if self._stop.is_set():
                 return self._stopped(f"link {name} was not measured")
-            self._view.status = f"Link {shown.label}: starting the hosts."
+            self._view.status = f"{shown.sentence}: starting the hosts."
             self._show()
             try:
                 self._measure(shown, settings, rate, delay)
             except self._expected() as error:
-                return self._fail(error, f"Link {shown.label}: not started: {error}")
+                return self._fail(error, f"{shown.sentence}: {error}")
             if self._error is not None:
                 return
         best = [f"{link.name} {_best(link)}" for link in self._view.links if link.rows]
@@ -135,7 +135,7 @@ class BandwidthPanel(Panel):
             elif time.monotonic() >= due:
                 began = time.monotonic()
                 shown.result = sweep.result(partial=True)
-                self._view.status = f"Link {shown.label}: {sweep.words()}."
+                self._view.status = f"{shown.sentence}: {sweep.words()}."
                 self._show()
                 due = time.monotonic() + max(REFRESH, 3 * (time.monotonic() - began))
             sweep.run.wait(TICK)
@@ -144,15 +144,14 @@ class BandwidthPanel(Panel):
             return self._stopped(f"link {shown.name}: {sweep.words()}")
         error = failed_rank(sweep.run)
         if error is not None:
-            return self._fail(
-                error, f"Link {shown.label}: {failure_in_one_line(sweep.run, error)}"
-            )
+            words = failure_in_one_line(sweep.run, error)
+            return self._fail(error, f"{shown.sentence}: {words}")
         result = shown.result = sweep.result()  # raises where fewer sizes came than were asked for
         wrong = [row for row in result["rows"] if row["wrong"]]
         if wrong:
             at = ", ".join(f"{row['wrong']} at {sweeps.show_bytes(row['bytes'])}" for row in wrong)
-            words = f"link {shown.label}: the {self.op} gave wrong numbers ({at})"
-            return self._fail(RunFailed(words), capital(words))
+            words = f"{shown.sentence}: the {self.op} gave wrong numbers ({at})"
+            return self._fail(RunFailed(words), words)
         self.results.append(result)
 
     def _stopped(self, words: str) -> None:
@@ -249,18 +248,23 @@ class BandwidthPanel(Panel):
 
     def _lock_links(self) -> None:
         super()._lock_links()
-        if not self._why_local and not self.running:
-            for field in (self._rate_b, self._delay_b):
-                field.disabled = not self._with_b.value
+        if not self._with_b.value:
+            self._rate_b.disabled = self._delay_b.disabled = True
 
     def _check_fields(self) -> None:
-        """Beside the fields: what is wrong with them, as they are typed."""
-        problem = problem_with(self._settings(), self.op)
+        """Beside the fields: what is wrong with them, as they are typed. Before the first point
+        the plot follows them too."""
+        settings = self._settings()
+        problem = problem_with(settings, self.op)
         self._hint.value = (
             f'<span style="color:var(--jp-error-color0,#b00020)">{escape(problem)}</span>'
         )
         self._hint.layout.display = "" if problem else "none"
-        self._lock_links()
+        if not self.running:
+            self._busy(False)
+            if not problem and not self._view.done:
+                self._view = self._blank("Not started. Press Launch.", settings)
+                self._show()
 
     def _show(self) -> None:
         """Send the view to the browser."""
@@ -280,9 +284,6 @@ class BandwidthPanel(Panel):
         self._copy.value = drawing.tsv(view)
         for one in (self._copy_words, self._copy):
             one.layout.display = "" if self._copy.value else "none"
-
-
-LOOPBACK = "loopback, no link set"
 
 
 def problem_with(settings: Settings, op: str) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.transforms import blended_transform_factory
 
 from scalelab.measure import cost
 from scalelab.measure.sweep import show_bytes
@@ -37,6 +36,11 @@ class Link:
         return f"{self.name}: {self.words}"
 
     @property
+    def sentence(self) -> str:
+        """How a line about it begins."""
+        return f"Link {self.name} ({self.words})"
+
+    @property
     def rows(self) -> list:
         return self.result.get("rows", [])
 
@@ -55,12 +59,14 @@ class Link:
         found = self.result
         if found.get("alpha_us") is None:
             return ""
-        alpha, alpha_error = found["alpha_us"], found["alpha_us_error"]
-        unit, size = ("ms", 1e3) if abs(alpha) >= 1e3 else ("us", 1)
-        words = f"{alpha / size:.3g} ± {alpha_error / size:.2g} {unit}"
+        # Two points lie on any line: what they leave over says nothing of an error.
+        sure = len(self.rows) > 2
+        errors = [found[key] if sure else 0 for key in ("alpha_us_error", "beta_gbs_error")]
+        unit, size = ("ms", 1e3) if abs(found["alpha_us"]) >= 1e3 else ("us", 1)
+        alpha = f"{pair(found['alpha_us'] / size, errors[0] / size)} {unit}"
         # Below 0 is no time: the repeats were too uneven, or there is too little of it to see.
-        words = f"alpha {words} one way" if alpha > 0 else f"no alpha above 0 ({words})"
-        return f"{words}, beta {found['beta_gbs']:.3g} ± {found['beta_gbs_error']:.1g} GB/s"
+        alpha = f"alpha {alpha} one way" if found["alpha_us"] > 0 else f"no alpha above 0 ({alpha})"
+        return f"{alpha}, beta {pair(found['beta_gbs'], errors[1])} GB/s"
 
     def curve(self, sizes: list) -> list:
         """busbw (GB/s) by the fit at each size (bytes); NaN where the fit gives no time."""
@@ -158,10 +164,10 @@ def draw_link(axes, view: View, link: Link) -> list:
     rows, colour = link.rows, link.colour
     marker = MARKERS[(ord(link.name) - ord("A")) % len(MARKERS)]
     x, y = [row["bytes"] for row in rows], [row["busbw"] for row in rows]
-    # The spread is of the times, quartile to quartile; half of it lies on either side.
-    low = [b - b / (1 + row["spread"] / 2) for b, row in zip(y, rows)]
-    high = [b * row["spread"] / 2 for b, row in zip(y, rows)]
+    ends = [ends_of(row) for row in rows]
     if rows:
+        low = [b - low for b, (low, _) in zip(y, ends)]
+        high = [high - b for b, (_, high) in zip(y, ends)]
         axes.errorbar(x, y, yerr=[low, high], fmt=marker, color=colour, markersize=5, capsize=3,
                       elinewidth=1.2, zorder=3)  # fmt: skip
     wrong = [(row["bytes"], row["busbw"]) for row in rows if row["wrong"]]
@@ -179,16 +185,23 @@ def draw_link(axes, view: View, link: Link) -> list:
                    linestyle="-" if fine else "", label=text)]  # fmt: skip
 
 
+def ends_of(row: dict) -> tuple:
+    """The ends of a point's bar, in GB/s. The spread is of the times, quartile to quartile; half
+    of it is taken to lie on either side."""
+    return row["busbw"] / (1 + row["spread"] / 2), row["busbw"] * (1 + row["spread"] / 2)
+
+
 def set_range(axes, view: View) -> None:
     """Room for all that is drawn; labels enough to read a value where the range is small."""
-    values = [row["busbw"] for link in view.links for row in link.rows if row["busbw"] > 0]
+    rows = [row for link in view.links for row in link.rows]
+    values = [end for row in rows for end in ends_of(row)]
     rates = [link.line_rate for link in view.links if link.line_rate]
     low = min(values, default=min(rates, default=1) / 300)
     high = max(values + rates, default=1)
-    low, high = min(low / 1.8, high / 20), high * 1.7
+    low, high = min(low / 1.4, high / 20), high * 1.6
     axes.set_ylim(low, high)
     axes.tick_params(labelleft=bool(values or rates))
-    steps = (1, 2, 5) if high / low < 300 else (1,)
+    steps = (1, 2, 5) if high / low < 300 else (1, 3) if high / low < 1e4 else (1,)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [step * 10.0**d for d in decades for step in steps if low <= step * 10.0**d <= high]
     axes.set_yticks(ticks, [f"{tick:.10g}" if tick >= 1e-4 else f"{tick:.0e}" for tick in ticks])
@@ -201,23 +214,24 @@ def draw_line_rates(axes, view: View) -> None:
     for link in view.links:
         if link.line_rate:
             by_rate.setdefault(link.rate, []).append(link)
-    inches = axes.get_position().height * axes.figure.get_size_inches()[1]
-    apart, below = 0.36 / inches, None
-    margin = blended_transform_factory(axes.transAxes, axes.transAxes)
-    for rate, links in sorted(by_rate.items()):
+    rates = sorted(by_rate)
+    low, high = (math.log(edge) for edge in axes.get_ylim())
+    places = [(math.log(rate / 8e9) - low) / (high - low) for rate in rates]
+    if len(places) == 2:  # the words of two rates that are nearly the same must not touch
+        inches = axes.get_position().height * axes.figure.get_size_inches()[1]
+        apart = max(0.36 / inches - (places[1] - places[0]), 0)
+        up = min(apart / 2, max(1 - places[1], 0))
+        places = [places[0] - (apart - up), places[1] + up]
+    for rate, y in zip(rates, places):
+        links = by_rate[rate]
         colour = links[0].colour if len(links) == 1 else "0.25"
-        gbs = rate / 8e9
-        axes.axhline(gbs, color=colour, linestyle="--", linewidth=1.1)
-        low, high = (math.log(edge) for edge in axes.get_ylim())
-        y = (math.log(gbs) - low) / (high - low)
-        y = y if below is None else max(y, below + apart)
-        below = y
+        axes.axhline(rate / 8e9, color=colour, linestyle="--", linewidth=1.1)
         whose = " and ".join(link.name for link in links)
-        axes.text(1.015, y, f"line rate {whose}: {show_rate(rate)}/s\n= {gbs:.4g} GB/s",
-                  transform=margin, color=colour, fontsize=8.5, va="center")  # fmt: skip
+        axes.text(1.015, y, f"line rate {whose}: {show_rate(rate)}/s\n= {rate / 8e9:.4g} GB/s",
+                  transform=axes.transAxes, color=colour, fontsize=8.5, va="center")  # fmt: skip
     free = [link.name for link in view.links if not link.rate]
     if free and by_rate:
-        axes.text(1.015, 0.02, f"{' and '.join(free)}: no line rate", transform=margin,
+        axes.text(1.015, 0.02, f"{' and '.join(free)}: no line rate", transform=axes.transAxes,
                   color="0.35", fontsize=8.5, va="bottom")  # fmt: skip
 
 
@@ -276,3 +290,11 @@ def show_delay(seconds: float) -> str:
     if 0 < seconds < 1e-3:
         return f"{seconds * 1e6:.6g} us"
     return f"{seconds * 1e3:.6g} ms"
+
+
+def pair(value: float, error: float) -> str:
+    """`76 ± 12`: no more digits than the error leaves sure; three where there is no error."""
+    if not 0 < error < float("inf"):
+        return f"{value:.3g}"
+    digits = max(0, -math.floor(math.log10(error)) + (1 if f"{error:e}"[0] == "1" else 0))
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
