@@ -216,5 +216,6 @@ def read_report(claim, text):
 grading.check("04.5", read_report)
 
 # %% [markdown]
-# `scalelab read FILE` does the last two for real outputs, and `scalelab bench all-reduce` measures what exercise 04.2 is fitted to.
+# `scalelab bench all-reduce` measures a sweep such as that of exercise 04.2 and fits it; `scalelab read FILE` reads topologies and
+# nccl-tests outputs of real machines.
 # Lesson 05 goes to two nodes.
