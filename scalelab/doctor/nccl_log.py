@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from . import nccl_causes
+from . import nccl_log_verdict
 
 # 2.2 wrote no "NCCL" before the level; prose and shell scripts quote the tag
 LINE = re.compile(
@@ -85,6 +85,7 @@ class NcclLog:
         self.tail: list[str] = []
         self.retry: tuple[int, str] | None = None  # first connection that had to be tried again
         self.aborted = False
+        self.returned: tuple[int, str, int] | None = None  # line, place, first result not 0
         self.unfinished = ""  # a list of devices that the screen's width has cut
 
     @property
@@ -190,6 +191,8 @@ class NcclLog:
             self.nranks.add(int(rank[2]))
         if nodes := NODES.search(body):
             self.nodes.add(int(nodes[1]))
+        if self.returned is None and (found := re.match(r"(\S+\.\w+:\d+) -> ([1-6])\b", body)):
+            self.returned = (number, found[1], int(found[2]))
         if "Init COMPLETE" in body:
             self.complete += 1
         elif "Abort COMPLETE" in body:
@@ -321,7 +324,7 @@ class NcclLog:
             "nodes": max(self.nodes, default=None),
             "env": self.env,
         }
-        return {"kind": "nccl-log", "facts": facts, **nccl_causes.judge(facts, self)}
+        return {"kind": "nccl-log", "facts": facts, **nccl_log_verdict.judge(facts, self)}
 
 
 def _shape(text: str) -> str:

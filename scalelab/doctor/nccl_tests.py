@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from . import nccl_tests_verdict
+from . import nccl_tests_facts
 
 OPS = (
     "all_reduce", "all_gather", "reduce_scatter", "alltoallv", "alltoall", "broadcast", "reduce",
@@ -18,7 +18,7 @@ OPS = (
 )  # fmt: skip
 NAMED = re.compile(rf"(?<![A-Za-z])({'|'.join(OPS)})(?:_perf|(?=\.cu:\d))")
 # "nThread 1 nGpus 8 minBytes 8 maxBytes 134217728 step: 2(factor) …"
-BEGIN = re.compile(r"\bnThreads? (\d+)\s+nGpus (\d+)\s+minBytes (\d+)\s+maxBytes (\d+)(.*)")
+BEGIN = re.compile(r"\bnThreads? \d+\s+nGpus \d+\s+minBytes \d+\s+maxBytes \d+")
 USING = re.compile(r"\bUsing devices\b")
 # "#  Rank  0 Group  0 Pid 418 on node-a device  0 [0000:1b:00] NVIDIA H100 80GB HBM3"
 DEVICE = re.compile(
@@ -51,7 +51,6 @@ KILLED = re.compile(
     r"(Segmentation fault|Bus error|Signal: \w.*|exited on signal \d+.*|CANCELLED AT .*"
     r"|TIME LIMIT|mpirun noticed.*|srun: error: .*|Killed)"
 )
-LIBRARY = re.compile(r"\bnccl-library=(\d+)")
 TAG = re.compile(r"(?:^|(?<=\s))\d{1,4}: |\[\d+\]")  # of srun or mpiexec, even within a row
 MOST = 5000  # of whatever is kept
 
@@ -87,12 +86,12 @@ class NcclTests:
         self.names: Counter = Counter()
         self.devices: list[tuple] = []  # (rank, group, pid, host, device, bus, name)
         self.hosts: list[set[str]] = []  # of each list of devices, which begins at a lower rank
+        self.firsts: set[tuple] = set()  # who said that he is rank 0, since a run last ended
+        self.together = False  # two did: jobs at the same time that know nothing of each other
         self.failures: list[str] = []
         self.killed: list[str] = []
         self.old_columns = False
         self.rooted: bool | None = None  # whether rows have a root; None: no header said so
-        self.amd = False
-        self.settings: dict[str, int] = {}
         self.comms: set[int] = set()  # nranks that NCCL's own lines name
         self.log = None  # the NcclLog of the same file
         self.pending = False  # a row's head stands, its figures have not come
@@ -122,12 +121,11 @@ class NcclTests:
         return self.lines > before
 
     def _parse(self, line: str) -> None:
-        if begin := BEGIN.search(line):
+        if BEGIN.search(line):
             self.lines += 1
             self.headers += 1
-            self.settings = {
-                "nThread": int(begin[1]), "nGpus": int(begin[2]), "maxBytes": int(begin[4]),
-            }  # fmt: skip
+            if self.runs and self.runs[-1].rows and self.devices and self.devices[-1][0] > 0:
+                self.firsts.clear()  # a run of several ranks was measured, so this is the next one
             self._new()
         elif device := DEVICE.search(line):
             self.lines += 1
@@ -135,6 +133,9 @@ class NcclTests:
                 if not self.devices or int(device[1]) <= self.devices[-1][0]:
                     self.hosts.append(set())
                 self.hosts[-1].add(device[4])
+                if int(device[1]) == 0:
+                    self.firsts.add((device[4], device[3], device[6]))
+                    self.together |= len(self.firsts) > 1
                 self.devices.append(
                     (int(device[1]), device[2], device[3], device[4], int(device[5]),
                      device[6].lower(), device[7].strip())
@@ -160,8 +161,10 @@ class NcclTests:
                 return
             run = self._open(ends="average")
             run.average, run.ended = value, True
+            self.firsts.clear()
         elif failure := FAILURE.search(line):
             self.lines += "Test " in failure[1]
+            self.firsts.clear()
             if len(self.failures) < 40:
                 self.failures.append(failure[1].strip())
         elif killed := KILLED.search(line):
@@ -171,8 +174,6 @@ class NcclTests:
             self._head(head)
         elif self.pending and ONLY_GROUPS.match(TAG.sub(" ", line)):
             self._figures(GROUP.findall(TAG.sub(" ", line))[:2])
-        elif "rccl" in line.lower():
-            self.amd = True
 
     def _new(self) -> Run:
         """A table begins, unless the last one has not begun to be filled."""
@@ -276,152 +277,6 @@ class NcclTests:
             run.half = run.largest[1] if run.largest else None
             run.largest = (self.nbytes, top)
 
-    # what the lines came to
-
     def result(self) -> dict:
         """Kind, facts, verdict, why, next. Raises ValueError where the file breaks off early."""
-        if not (self.measured or self.devices or self.failures or self.usings):
-            raise ValueError(
-                "nccl-tests' output breaks off in its header: no device, row or failure is left"
-            )
-        runs = [r for r in self.runs if r.rows or r.average is not None or r.bounds is not None]
-        independent = self._independent(runs)
-        # runs one after the other may be of different machines; jobs at once are of all of them
-        nodes = len({d[3] for d in self.devices}) if independent else max(
-            map(len, self.hosts), default=0
-        )  # fmt: skip
-        ranks = self._ranks(runs, independent)
-        best = max(
-            (r for r in runs if r.best is not None), key=lambda r: r.best, default=None
-        )  # fmt: skip
-        averages = [r.average for r in runs if r.average is not None]
-        if best is not None:
-            max_busbw = best.best
-            average = best.average if best.average is not None else next(iter(averages), None)
-        else:  # footers alone: the largest busbw was at least the average
-            max_busbw = average = max(averages, default=None)
-        facts = {
-            "test": self._test(runs, ranks),
-            "nodes": nodes or None,
-            "ranks": ranks,
-            "max_busbw": max_busbw,
-            "avg_busbw": average,
-            "wrong": self._wrong(runs),
-            "independent_runs": independent,
-            "runs": [
-                {"rows": r.rows, "max_busbw": r.best, "avg_busbw": r.average} for r in runs[:100]
-            ],
-            "largest_bytes": max((r.largest[0] for r in runs if r.largest), default=None),
-            "gpus": list(dict.fromkeys(d[6] for d in self.devices if d[6])),
-            "shared_gpus": self._shared(),
-        }
-        judged = nccl_tests_verdict.judge(facts, self, runs)
-        return {"kind": "nccl-tests", "facts": facts, **judged}
-
-    def _wrong(self, runs: list[Run]) -> int | None:
-        """Values that compared unequal; None where nothing was compared, or nothing says so."""
-        counted = sum(r.wrong for r in runs)
-        bounds = [r.bounds for r in runs if r.bounds is not None]
-        if any(r.checked for r in runs):
-            return max(counted, sum(bounds))
-        # with -c 0 the footer says "0 OK" too, and the columns N/A
-        return sum(bounds) if bounds and (self.old_columns or not self.rows) else None
-
-    def _independent(self, runs: list[Run]) -> bool:
-        """Whether several runs, each believing itself alone, were started in place of one."""
-        zeros = Counter(d[0] for d in self.devices)[0]
-        together = self.usings > 1 and self.usings > len([r for r in runs if r.ended])
-        if zeros > 1:
-            places = [(d[3], d[2], d[5]) for d in self.devices if d[0] == 0]
-            if len(set(places)) > 1 and (together or self._overlap(runs)):
-                return True
-            return together and len(set(places)) > 1
-        if self.devices:
-            return False
-        # rows only: the same sizes again and again, and busbw 0, which is one rank by definition
-        repeated = any(count > 1 for r in runs for count in r.sizes.values())
-        return repeated and bool(self.rows) and all(r.best == 0 for r in runs if r.rows)
-
-    def _overlap(self, runs: list[Run]) -> bool:
-        return any(count > 1 for r in runs for count in r.sizes.values())
-
-    def _ranks(self, runs: list[Run], independent: bool) -> int | None:
-        if self.devices:
-            return len({d[0] for d in self.devices}) if independent else (
-                max(d[0] for d in self.devices) + 1
-            )  # fmt: skip
-        if len(self.comms) == 1:
-            return next(iter(self.comms))
-        if self.rows and all(r.best == 0 and r.sent for r in runs if r.rows):
-            peak = [r for r in runs if r.rows and r.peak]
-            if all(r.sent and max(r.sizes) >= 1 << 20 for r in peak):
-                return 1
-        return self._from_ratio(runs)
-
-    def _from_ratio(self, runs: list[Run]) -> int | None:
-        """busbw / algbw is 2(n-1)/n for an all-reduce: n from rows alone, if it comes out whole."""
-        ratio = self._ratio(runs)
-        test = next(iter(self.names), None) if len(self.names) == 1 else None
-        if ratio is None:
-            return None
-        reducing = any(r.redop not in (None, "none") for r in runs) or self.old_columns
-        if test == "all_reduce" or (test is None and reducing and ratio > 1.005):
-            left = 2 - ratio
-            factor = 2
-        elif test in ("all_gather", "reduce_scatter", "alltoall", "gather", "scatter"):
-            left, factor = 1 - ratio, 1
-        else:
-            return None
-        if left <= 0.004:  # beyond some hundred ranks the digits printed do not tell
-            return None
-        n = factor / left
-        return round(n) if abs(n - round(n)) < 0.02 * n and n > 1.5 else None
-
-    @staticmethod
-    def _ratio(runs: list[Run]) -> float | None:
-        """busbw / algbw, of the rows with the most digits."""
-        peaks = [r.peak for r in runs if r.peak and r.peak[1] >= 1]
-        if not peaks:
-            return None
-        _, alg, bus = max(peaks, key=lambda p: p[1] if p[2] else 0)
-        return bus / alg if bus else None
-
-    def _test(self, runs: list[Run], ranks: int | None) -> str | None:
-        """Name of the test, as the file gives it or as only one of them has this factor."""
-        if self.names:
-            return ", ".join(f"{name}_perf" for name in self.names)
-        ratio = self._ratio(runs)
-        redop = next((r.redop for r in runs if r.redop), None)
-        root = next((r.root for r in runs if r.root is not None), None)
-        if not any(r.rows for r in runs):
-            return None
-        even = ratio is not None and abs(ratio - 1) < 0.005  # busbw equals algbw
-        if redop in (None, "none", "all"):
-            if ratio is None:
-                return None
-            if root is not None and root >= 0:
-                return "broadcast_perf" if even else "gather_perf or scatter_perf"
-            return "sendrecv_perf" if even else "all_gather_perf or alltoall_perf"
-        if root is not None and root >= 0:
-            return "reduce_perf"
-        if ratio is not None and ratio > 1.005:
-            return "all_reduce_perf"
-        if even:  # with two ranks that of an all-reduce is 1 as well
-            return "sendrecv_perf" if ranks is not None and ranks > 2 else "all_reduce_perf"
-        if ratio is not None and (ranks is None or ranks > 1):
-            return "reduce_scatter_perf"
-        return "all_reduce_perf or reduce_scatter_perf"
-
-    def _shared(self) -> bool:
-        """Whether two ranks sat on one GPU. A short address holds the bus only, not the domain."""
-        seen: Counter = Counter()
-        for _rank, _, _, host, device, bus, name in set(self.devices):
-            if ":" in bus:
-                seen[host, bus] += 1
-            elif bus not in ("0x00", "0x0") and not re.search(r"G[HB]\d00", name):
-                seen[host, bus, device] += 1
-        return any(count > 1 for count in seen.values()) and not self._doubled()
-
-    def _doubled(self) -> bool:
-        """Several runs one after the other list the same devices again."""
-        return Counter(d[0] for d in self.devices)[0] > 1
+        return nccl_tests_facts.read(self)

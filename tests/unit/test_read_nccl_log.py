@@ -192,6 +192,12 @@ def test_what_stands_after_nccls_lines(tmp_path):
     assert "aborted" in of(tmp_path, begun + aborted)["verdict"]
 
 
+def test_a_log_without_its_warnings(tmp_path):
+    result = of(tmp_path, info("Using network IB", "transport/net.cc:533 -> 2", "group.cc:64 -> 2"))
+    assert result["verdict"].startswith("broken: NCCL returned a system error")
+    assert "Line 2: transport/net.cc:533" in result["why"]
+
+
 def test_two_versions_in_one_job(tmp_path):
     text = "NCCL version 2.14.3+cuda11.7\nNCCL version 2.18.1+cuda12.1\n"
     text += warn("Message truncated : received 64 bytes instead of 32")

@@ -125,6 +125,9 @@ def test_runs_one_after_the_other_are_no_mistake(tmp_path):
     facts = result["facts"]
     assert (facts["independent_runs"], facts["nodes"], len(facts["runs"])) == (False, 1, 2)
     assert result["verdict"].startswith("good")
+    for rest in (second[:3000], second.replace("# Avg", "# Gone"), HEADER):  # the second one broke
+        assert of(tmp_path, first + rest)["facts"]["independent_runs"] is False
+        assert of(tmp_path, first.split("# Out")[0] + rest)["facts"]["independent_runs"] is False
     slow = of(tmp_path, first + run(8, 8, H100, 90))
     assert slow["verdict"].startswith("slow: run 2 of 2")
 
