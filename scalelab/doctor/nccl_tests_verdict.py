@@ -225,7 +225,7 @@ def _one_node(best, ranks, card, facts, runs, say) -> tuple[str, str, str]:
             "next, the network: the same test over two machines and over more")  # fmt: skip
     if _rising(facts, runs):
         return _unfilled(best, share, against, say)
-    if share < GOOD * (SLOW / GOOD) or low == high:
+    if share < SLOW or low == high:
         return (
             f"slow: {best:g} GB/s is {best / low:.0%} of the line rate",
             f"{say} {against}; a ring reaches about 80 % of it. Traffic may go over PCIe or host "
@@ -308,6 +308,10 @@ def _many_nodes(best, ranks, nodes, card, facts, runs, say) -> tuple[str, str, s
             "run with NCCL_DEBUG=INFO: NET/Socket there means RDMA is off; ibstat, and unset "
             "NCCL_IB_DISABLE",
         )
+    known = [n for n in hardware.NODES if n.gpu in card.name] if each == 8 else []
+    if known:
+        listed = ", ".join(f"{node.name} {node.one_way:g}" for node in known)
+        say += f" Servers of eight have, in GB/s: {listed}."
     usual = f" One {8 * card.port:g} Gb/s port a GPU would make {total:g} GB/s." if total else ""
     return (
         f"unknown: {best:g} GB/s between {nodes} nodes, whose NICs the output does not name",

@@ -13,6 +13,7 @@ SOURCES = {
     "open-book": "ML Engineering Open Book, network chapter: github.com/stas00/ml-engineering",
     "pcie": "PCI Express 3.0: 8 GT/s a lane, 128b/130b, 16 lanes (15.75 GB/s)",
     "links": "links of the card times one way a link of its NVLink generation",
+    "usual": "a port as fast as one GPU's share of a DGX of that generation",
     "ethernet": "IEEE 802.3: the name of the port in Gb/s, by 8 bits",
     "bridge": "NVIDIA data sheets RTX A6000, A40, RTX 3090: NVLink bridge 112.5 GB/s both ways",
     "turing": "NVIDIA data sheet Quadro RTX 8000: NVLink bridge 100 GB/s both ways",
@@ -64,16 +65,24 @@ ETHERNET = tuple(
     Link(f"{gbit} Gb/s Ethernet", gbit / 8, "ethernet") for gbit in (1, 10, 25, 40, 50, 100,
                                                                     200, 400, 800)
 )  # fmt: skip
+NODES = (  # all ports of a server of eight GPUs together
+    Link("DGX H100 (8 ports of 400 Gb/s)", 400, "open-book", gpu="H100"),
+    Link("AWS P5 (EFA)", 400, "open-book", gpu="H100"),
+    Link("GCP A3 Mega", 200, "open-book", gpu="H100"),
+    Link("GCP A3 High", 100, "open-book", gpu="H100"),
+    Link("AWS P4d (EFA)", 50, "open-book", gpu="A100"),
+    Link("AWS P6-B300 (EFA)", 800, "open-book", gpu="B300"),
+)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a GPU's name says about its links.
+    """What a GPU's name says about its links; `source` is of `nvlink` and `pcie`.
 
-    nvlink: one way, all links together, 0 without; fabric: "sxm" (each GPU may reach every other
-    one), "bridge" (pairs, where a bridge is fitted at all) or "none"; mesh: links to each peer in
-    a board of four without a switch; port: GB/s of the network port usual beside it, None if
-    there is no usual one; pcie: of its slot.
+    nvlink: GB/s one way, all links together, 0 without; fabric: "sxm" (each GPU may reach every
+    other one), "bridge" (pairs, where a bridge is fitted at all) or "none"; mesh: GB/s one way to
+    each peer on a board of four without a switch; port: GB/s of the network port usual beside it
+    (source: "usual"), None if there is no usual one; pcie: GB/s one way of its slot.
     """
 
     name: str
@@ -94,7 +103,7 @@ _GPUS: tuple[tuple[str, Gpu], ...] = (
     (r"H800", Gpu("H800", 200, "sxm", 63, 0, 50, "links")),
     (r"H100|H200|H20\b", Gpu("H100 class", 450, "sxm", 63, 150, 50)),
     (r"A800.*SXM", Gpu("A800", 200, "sxm", 31, 0, 25, "links")),
-    (r"A800", Gpu("A800 PCIe", 200, "bridge", 31, source="nvl")),
+    (r"A800", Gpu("A800 PCIe", 200, "bridge", 31, source="links")),
     (r"A100.*PCI", Gpu("A100 PCIe", 300, "bridge", 31, source="nvl")),
     (r"A100", Gpu("A100", 300, "sxm", 31, 100, 25)),
     (r"V100.*SXM|V100.*DGX", Gpu("V100", 150, "sxm", 15.75, 25, 12.5)),
