@@ -31,6 +31,7 @@ ADDRESSED = re.compile(r"(?:\[\d+\])?([A-Za-z][\w.@-]*(?::\d+)?):(?:\[?[0-9a-fA-
 OOB = re.compile(r"\bOOB ([\w.@-]+):")
 WHERE = re.compile(r"(\S+\.(?:cc|cu|h|cpp|c):\d+)\s+NCCL (?:WARN|ERROR|ABORT)")
 SENDER = re.compile(r"(\S+?):(\S+?):(\S+?) \[(-?\d+)\]")
+RANK = re.compile(r"\s*\[?(?:rank|default)?(\d{1,5})\]?: ")
 RANK_LINE = re.compile(r"\brank (\d+) n[Rr]anks (\d+)\b")
 NODES = re.compile(r"\bnNodes (\d+)\b")
 # harmless on their own: a missing plugin or library only means that TCP or the built-in is used
@@ -114,7 +115,7 @@ class NcclLog:
             where = WHERE.search(line)
             place = where[1] if where else match[3] or ""
             self.spoken += bool(place)  # of NCCL's own source
-            self._warn(number, body, place, sender)
+            self._warn(number, body, place, sender, line)
         self._info(number, body)
         cut = " : Using [" in body and not (
             OOB.search(body) if "NET/IB" in body else body.endswith(">")
@@ -127,9 +128,9 @@ class NcclLog:
             self.versions[version[1]] += 1
         elif fatal := FATAL.search(line):
             if self.lines:
-                self._error(number, fatal[0], "", None)
+                self._error(number, fatal[0], "", None, line)
 
-    def _warn(self, number: int, body: str, place: str, sender) -> None:
+    def _warn(self, number: int, body: str, place: str, sender, line: str) -> None:
         if HARMLESS.search(body):
             if len(self.warnings) < MOST:
                 self.warnings.setdefault(_shape(body), {"line": number, "text": body[:200]})
@@ -138,14 +139,16 @@ class NcclLog:
             self.hinted["NET/IB"] += 1
         elif "net_socket" in place:
             self.hinted["NET/Socket"] += 1
-        self._error(number, body, place, sender)
+        self._error(number, body, place, sender, line)
 
-    def _error(self, number: int, body: str, place: str, sender) -> None:
+    def _error(self, number: int, body: str, place: str, sender, line: str = "") -> None:
         shape = _shape(body)
         if shape in self.errors:
             self.errors[shape]["count"] += 1
         elif len(self.errors) < MOST:
             who = f"{sender[1]}, GPU {sender[4]}" if sender else ""
+            if rank := RANK.match(line):  # as srun --label and torchrun put before a line
+                who = f"rank {rank[1]}" + (f", {who}" if who else "")
             self.errors[shape] = {
                 "line": number, "text": body.strip()[:240], "who": who, "place": place, "count": 1,
             }  # fmt: skip

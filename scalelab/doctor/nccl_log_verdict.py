@@ -66,6 +66,7 @@ def _broken(fatal: list, evidence: list, facts: dict, log, cancelled) -> dict:
     extra = _extra(facts, log, text)
     if loopback := _loopback(facts, text):
         cause, step = loopback
+        why.append(f"Interfaces: {', '.join(facts['interfaces'][:8])}.")
     elif log.notes and log.tail and "exceeds" in " ".join(log.tail):
         why.insert(0, f"{log.tail[0]} (line {next(iter(log.notes.values()))}).")
     if cancelled:

@@ -153,7 +153,7 @@ def _between(gpus: list[int], links: dict[str, str], kind: str | None) -> tuple[
         return (
             f"one 2-GPU job over PCIe ({worst}), no NVLink" if cost(worst) < 5
             else f"one 2-GPU job goes at the speed of {worst}; two 1-GPU jobs wait for nothing",
-            f"The two GPUs reach each other {MEANING[worst]}. {CONSUMER}",
+            f"The two GPUs reach each other {MEANING[worst]}. {_pcie(links.values())}",
             f"measure it: {tests}; nvidia-smi topo -p2p r says whether peer access is on",
         )  # fmt: skip
     size = n // 2
@@ -194,7 +194,7 @@ def _between(gpus: list[int], links: dict[str, str], kind: str | None) -> tuple[
     if sets and cost(max(inside, key=cost)) < cost(worst):
         return (
             f"{many} rather than one {n}-GPU job at the speed of {worst}",
-            f"No NVLink. {hop} {CONSUMER}",
+            f"No NVLink. {hop} {_pcie(links.values())}",
             "give each job its set: CUDA_VISIBLE_DEVICES=" + ",".join(map(str, sets[0]))
             + "; nvidia-smi topo -p2p r says whether peer access is on",
         )  # fmt: skip
@@ -206,16 +206,23 @@ def _between(gpus: list[int], links: dict[str, str], kind: str | None) -> tuple[
         + (f"; for fewer GPUs first {' or '.join(braces(g) for g in near)} "
            f"({worst_in(near[0], links)})" if uneven else
            "; any split is as good, and smaller jobs wait less"),
-        f"No NVLink. {hop} {CONSUMER}",
+        f"No NVLink. {hop} {_pcie(links.values())}",
         f"measure it: {tests}; nvidia-smi topo -p2p r says whether peer access is on",
     )  # fmt: skip
 
 
-CONSUMER = (
-    "If these are GeForce cards of the 40 or 50 series, the stock driver has peer access off and "
-    "all traffic goes through host memory, whatever the matrix shows; if a job hangs on a pair "
-    "behind one PCIe switch, ACS or the IOMMU is the usual cause (try NCCL_P2P_DISABLE=1)."
-)
+def _pcie(labels) -> str:
+    """What a matrix without NVLink cannot show: whether peer access is on."""
+    words = (
+        "On GeForce cards of the 40 and 50 series the stock driver has peer access off, whatever "
+        "the matrix shows."
+    )
+    if {"PIX", "PXB"} & set(labels):
+        words += (
+            " If a job hangs on a pair behind a PCIe switch, ACS or the IOMMU is the usual cause: "
+            "try NCCL_P2P_DISABLE=1."
+        )
+    return words
 
 
 def _meaning(label: str) -> str:

@@ -192,6 +192,13 @@ def test_what_stands_after_nccls_lines(tmp_path):
     assert "aborted" in of(tmp_path, begun + aborted)["verdict"]
 
 
+@pytest.mark.parametrize("label", ["10: ", " 10: ", "[rank10]: "])
+def test_the_rank_that_a_launcher_names(tmp_path, label):
+    text = info("Using network IB") + label + warn("Cuda failure 'out of memory'").strip() + "\n"
+    (error,) = of(tmp_path, text)["facts"]["errors"]
+    assert error.endswith("(rank 10, node-b, GPU 1)")
+
+
 def test_a_log_without_its_warnings(tmp_path):
     result = of(tmp_path, info("Using network IB", "transport/net.cc:533 -> 2", "group.cc:64 -> 2"))
     assert result["verdict"].startswith("broken: NCCL returned a system error")
