@@ -190,13 +190,13 @@ def _against_hardware(facts: dict, tests, runs: list) -> tuple[str, str, str]:
         say += f"; the average of {facts['avg_busbw']:g} counts small messages too"
     say += "."
     if len(cards) != 1 or None in cards or ranks is None or nodes is None:
-        known = "no GPU is named" if not facts["gpus"] else f"of {facts['gpus'][0]}"
+        known = "no GPU is named to hold it against" if not facts["gpus"] else f"of {facts['gpus'][0]}"
         if len(facts["gpus"]) > 1:
             known = "different GPUs take part"
         elif facts["gpus"]:
             known = f"no figure is known for {facts['gpus'][0]}"
         return (
-            f"unknown: {best:g} GB/s, and {known} to hold it against",
+            f"unknown: {best:g} GB/s, and {known}",
             f"{say} {_ports(best)}",
             "hold it against the line rate: NVLink or PCIe inside a machine, the sum of its NICs "
             "between machines (nvidia-smi topo -m, ibstat); keep the '# Using devices' lines",
