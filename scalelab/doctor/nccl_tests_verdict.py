@@ -190,7 +190,7 @@ def _against_hardware(facts: dict, tests, runs: list) -> tuple[str, str, str]:
         say += f"; the average of {facts['avg_busbw']:g} counts small messages too"
     say += "."
     if len(cards) != 1 or None in cards or ranks is None or nodes is None:
-        known = "no GPU is named to hold it against" if not facts["gpus"] else f"of {facts['gpus'][0]}"
+        known = "no GPU is named to hold it against"
         if len(facts["gpus"]) > 1:
             known = "different GPUs take part"
         elif facts["gpus"]:
