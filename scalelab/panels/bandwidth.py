@@ -28,7 +28,11 @@ from scalelab.panels.live import COLOURS
 
 TIMEOUT = 600  # seconds for one link
 LOOPBACK = "loopback, no link set"
-TO_COPY = "To copy the numbers: click into the box, select all, copy. Tabs lie between them."
+TO_COPY = (
+    "<style>.scalelab-copy textarea {white-space: pre; overflow-x: auto}</style>"
+    "<span>To copy the numbers: click into the box, select all, copy. The columns are separated "
+    "by tabs, as spreadsheets take them.</span>"
+)
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class BandwidthPanel(Panel):
     def _measure(self, shown: drawing.Link, settings: Settings, rate, delay) -> None:
         """One link, on hosts of its own: nothing of one can be under way on the other."""
         with clusters.start(self.kind, settings.nodes, rate=rate, delay=delay) as cluster:
-            self._view.where = self._where(cluster)
+            self._view.where = self._where(cluster) + self._crowd(settings.nodes)
             if cluster.kind == "local":
                 shown.rate, shown.words = None, LOOPBACK
                 self._view.links = [shown]
@@ -141,7 +145,7 @@ class BandwidthPanel(Panel):
             sweep.run.wait(TICK)
         shown.result = sweep.result(partial=True)
         if sweep.run.status == "stopped":
-            return self._stopped(f"link {shown.name}: {sweep.words()}")
+            return self._stopped(f"{shown.sentence}: {sweep.words()}")
         error = failed_rank(sweep.run)
         if error is not None:
             words = failure_in_one_line(sweep.run, error)
@@ -155,6 +159,7 @@ class BandwidthPanel(Panel):
         self.results.append(result)
 
     def _stopped(self, words: str) -> None:
+        words = words[:1].lower() + words[1:]
         self._error = RunFailed(f"stopped: {words}")
         self._view.status = f"Stopped: {words}."
 
@@ -186,11 +191,16 @@ class BandwidthPanel(Panel):
         return drawing.View(
             title=f"{self.op} of {s.sizes} (bytes) on {ranks}",
             status=status,
-            where=self._before(),
+            where=self._before() + self._crowd(s.nodes),
             op=self.op,
             sizes=sizes,
             links=links,
         )
+
+    def _crowd(self, nodes: int) -> str:
+        """A warning where there are more ranks than this machine can run at the same time."""
+        most = clusters.max_ranks()
+        return f" More than {most} ranks here measure the processor too." if nodes > most else ""
 
     def _build(self, rate, delay, rate_b, delay_b, nodes, sizes) -> None:
         self._rate, self._rate_b = words(rate, "rate"), words(rate_b or rate, "rate")
@@ -208,8 +218,7 @@ class BandwidthPanel(Panel):
             one.observe(lambda _: self._check_fields(), names="value")
         self._hint = w.HTML()
         self._hint.add_class("scalelab-hint")
-        self._fits = w.HTML()
-        self._copy_words = w.HTML(f"<span>{TO_COPY}</span>")
+        self._copy_words = w.HTML(TO_COPY)
         self._copy = w.Textarea(layout=w.Layout(width="800px", max_width="100%", height="7em"))
         self._copy.add_class("scalelab-copy")
 
@@ -237,7 +246,6 @@ class BandwidthPanel(Panel):
                 self._status,
                 self._place,
                 self._image,
-                self._fits,
                 self._table,
                 self._copy_words,
                 self._copy,
@@ -279,7 +287,6 @@ class BandwidthPanel(Panel):
             return
         self._drawn = drawn
         self._image.value = drawing.curve(view)
-        self._fits.value = "<br>".join(map(escape, view.fits))
         self._table.value = drawing.table_html(view)
         self._copy.value = drawing.tsv(view)
         for one in (self._copy_words, self._copy):

@@ -17,6 +17,7 @@ from scalelab.panels import live
 
 MARKERS = ("o", "s")
 BOX = (0.11, 0.68)  # of the figure's width: where the axes begin, and how wide they are
+POOR = 0.15  # a fit whose median miss is larger is told to be poor
 COLUMNS = ("link", "size", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "of line rate", "spread",
            "wrong")  # fmt: skip
 
@@ -55,7 +56,7 @@ class Link:
 
     @property
     def fitted(self) -> str:
-        """alpha and beta in words; "" where there is no fit."""
+        """alpha and beta in words, or why there are none; "" before two sizes are measured."""
         found = self.result
         if found.get("alpha_us") is None:
             return ""
@@ -64,23 +65,22 @@ class Link:
         errors = [found[key] if sure else 0 for key in ("alpha_us_error", "beta_gbs_error")]
         unit, size = ("ms", 1e3) if abs(found["alpha_us"]) >= 1e3 else ("us", 1)
         alpha = f"{pair(found['alpha_us'] / size, errors[0] / size)} {unit}"
-        # Below 0 is no time: the repeats were too uneven, or there is too little of it to see.
-        alpha = f"alpha {alpha} one way" if found["alpha_us"] > 0 else f"no alpha above 0 ({alpha})"
-        return f"{alpha}, beta {pair(found['beta_gbs'], errors[1])} GB/s"
+        if found["alpha_us"] <= 0:  # no time: the repeats were too uneven, or it is too small
+            return f"no fit, alpha would be {alpha} a message"
+        miss = next(iter(found["fits"].values()))["misfit"]
+        missed = f"; misses by {miss:.0%}" if miss > POOR else ""
+        beta = pair(found["beta_gbs"], errors[1])
+        return f"fit: alpha {alpha} a message, beta {beta} GB/s{missed}"
 
     def curve(self, sizes: list) -> list:
-        """busbw (GB/s) by the fit at each size (bytes); NaN where the fit gives no time."""
+        """busbw (GB/s) by the fit at each size (bytes); [] where there is no fit to draw."""
         form, fitted = next(iter(self.result.get("fits", {}).items()), (None, None))
-        if form is None or not sizes:
+        if form is None or fitted["alpha_us"] <= 0:
             return []
         n, op = self.result["world_size"], self.result["op"]
         alpha = fitted["alpha_us"] / 1e6 * fitted["latencies_a_message"]
-        out = []
-        for size in sizes:
-            seconds = cost.seconds(form, size, n, alpha, fitted["beta_gbs"] * 1e9)
-            busbw = size / seconds / 1e9 * cost.bus_factor(op, n) if seconds > 0 else math.nan
-            out.append(busbw)
-        return out
+        beta, factor = fitted["beta_gbs"] * 1e9, cost.bus_factor(op, n)
+        return [size / cost.seconds(form, size, n, alpha, beta) / 1e9 * factor for size in sizes]
 
     def share(self, row: dict) -> str:
         """busbw over the line rate."""
@@ -107,11 +107,6 @@ class View:
     @property
     def done(self) -> int:
         return sum(len(link.rows) for link in self.links)
-
-    @property
-    def fits(self) -> list:
-        """One line a link whose alpha and beta are known."""
-        return [f"{link.label}: {link.fitted}" for link in self.links if link.fitted]
 
 
 def curve(view: View, dpi: int = 100) -> bytes:
@@ -155,7 +150,7 @@ def draw(axes, view: View) -> None:
                        fontsize=9, color="0.35")  # fmt: skip
     live.plain(axes)
     if handles:
-        axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.24), frameon=False,
+        axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(-0.12, -0.24), frameon=False,
                     fontsize=9, ncols=1, borderaxespad=0, labelspacing=0.35)  # fmt: skip
 
 
@@ -173,16 +168,16 @@ def draw_link(axes, view: View, link: Link) -> list:
     wrong = [(row["bytes"], row["busbw"]) for row in rows if row["wrong"]]
     if wrong:
         axes.plot(*zip(*wrong), "x", color="#B00020", markersize=11, markeredgewidth=2, zorder=4)
-    fine = []
-    if link.fitted and len(view.sizes) > 1:
-        first, last = math.log(view.sizes[0]), math.log(view.sizes[-1])
-        fine = [math.exp(first + (last - first) * i / 80) for i in range(81)]
-        axes.plot(fine, link.curve(fine), color=colour, linewidth=1.3, alpha=0.8)
-    text = f"{link.label}; fitted: {link.fitted}" if fine else link.label
+    first, last = math.log(view.sizes[0]), math.log(view.sizes[-1])
+    fine = [math.exp(first + (last - first) * i / 80) for i in range(81)]
+    fitted = link.curve(fine)
+    if fitted:
+        axes.plot(fine, fitted, color=colour, linewidth=1.3, alpha=0.8)
+    text = f"{link.label}; {link.fitted}" if link.fitted else link.label
     if not rows:
         text += " (not measured yet)"
     return [Line2D([], [], color=colour, marker=marker, markersize=5,
-                   linestyle="-" if fine else "", label=text)]  # fmt: skip
+                   linestyle="-" if fitted else "", label=text)]  # fmt: skip
 
 
 def ends_of(row: dict) -> tuple:

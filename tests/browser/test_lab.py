@@ -1,4 +1,5 @@
-"""Lesson 00 in a real JupyterLab, in a real browser, with the panel's buttons pressed.
+"""Lesson 00 in a real JupyterLab, in a real browser, with the panel's buttons pressed; and the
+bandwidth panel, in a notebook of its own.
 
 Screenshots are written to build/screenshots, for a person to look at.
 """
@@ -18,6 +19,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,8 +158,9 @@ class Server:
 class Page:
     """A browser page on one notebook, with everything that its console said."""
 
-    def __init__(self, browser, server):
+    def __init__(self, browser, server, notebook=LESSON, panel="scalelab-run-panel"):
         self.server, self.errors, self.console = server, [], []
+        self.notebook, self.panel_class = notebook, panel
         self.page = browser.new_page(viewport={"width": 1280, "height": 1000})
         self.page.on("pageerror", lambda error: self.errors.append(f"exception: {error}"))
         self.page.on("console", self._heard)
@@ -169,7 +172,7 @@ class Page:
             self.errors.append(line)
 
     def open(self):
-        self.page.goto(f"{self.server.url}/lab/tree/{LESSON}?token={self.server.token}")
+        self.page.goto(f"{self.server.url}/lab/tree/{self.notebook}?token={self.server.token}")
         self.ready()
 
     def ready(self):
@@ -231,7 +234,7 @@ class Page:
 
     @property
     def panel(self):
-        return self.page.locator(".scalelab-run-panel").first
+        return self.page.locator(f".{self.panel_class}").first
 
     def button(self, name):
         return self.panel.get_by_role("button", name=name)
@@ -307,7 +310,25 @@ def browser():
 def lab(server, browser):
     """A page on the lesson as a fresh clone has it. Afterwards: no error, nothing left running."""
     (server.folder / LESSON).write_bytes(server.pristine)
-    page = Page(browser, server)
+    yield from page_on(server, Page(browser, server))
+
+
+@pytest.fixture
+def bandwidth(server, browser):
+    """A page on a notebook that shows a bandwidth panel; afterwards as above."""
+    name = "bandwidth.ipynb"
+    cell = nbformat.v4.new_code_cell(
+        "from scalelab.panels import BandwidthPanel\n"
+        "panel = BandwidthPanel('1gbit', rate_b='200mbit', delay_b='5ms', sizes='4K:4M:4')\n"
+        "panel"
+    )
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata=kernel)
+    nbformat.write(notebook, server.folder / name)
+    yield from page_on(server, Page(browser, server, name, "scalelab-bandwidth-panel"))
+
+
+def page_on(server, page):
     page.open()
     yield page
     page.page.close()
@@ -411,3 +432,45 @@ def test_a_fresh_clone_shows_pictures(lab):
     assert image.evaluate("i => i.complete && i.naturalWidth") >= 700
     assert "Error displaying widget" not in lab.page.locator(".jp-Notebook").inner_text()
     lab.shot("7-fresh-clone")
+
+
+def test_the_bandwidth_panel_measures_two_links_and_its_numbers_copy(bandwidth, server):
+    lab = bandwidth
+    run_up_to(lab, "BandwidthPanel(")
+    lab.panel.screenshot(path=str(SHOTS / "8-bandwidth-empty.png"))
+
+    rate = lab.panel.get_by_label("rate", exact=True).first
+    rate.fill("fast")
+    rate.press("Tab")
+    hint = lab.panel.locator(".scalelab-hint")
+    until(lambda: "link A: rate 'fast'" in hint.inner_text(), 10, "the bad rate is told at once")
+    lab.panel.screenshot(path=str(SHOTS / "9-bandwidth-bad-rate.png"))
+    rate.fill("1gbit")
+    rate.press("Tab")
+    until(lambda: not hint.is_visible(), 10, "the hint is gone")
+
+    lab.button("Launch").click()
+    until(lambda: "Link A (1 gbit, 0 ms): all-reduce" in lab.status(), 60, "link A is measured")
+    lab.button("Stop").click()
+    lab.over("Stopped")
+    until(lambda: not server.running(), 20, "no process of the sweep is left")
+
+    lab.button("Launch").click()
+    until(lambda: "Link B" in lab.status(), 90, "link B comes after link A")
+    lab.panel.screenshot(path=str(SHOTS / "10-bandwidth-one-link.png"))
+    lab.over("Measured", 90)
+    lab.panel.screenshot(path=str(SHOTS / "11-bandwidth-both-links.png"))
+
+    # By hand: a click into the box, all selected, copied, and pasted into a field.
+    box = lab.panel.locator(".scalelab-copy textarea")
+    box.click()
+    lab.page.keyboard.press("Control+a")
+    selected = lab.page.evaluate(
+        "() => { const t = document.activeElement;"
+        " return t.value.slice(t.selectionStart, t.selectionEnd); }"
+    )
+    rows = [line.split("\t") for line in selected.split("\n\n")[0].split("\n")]
+    assert len(rows) == 13 and "busbw_GBps" in rows[0] and {len(row) for row in rows} == {11}
+    lab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    lab.page.keyboard.press("Control+c")
+    assert lab.page.evaluate("() => navigator.clipboard.readText()") == selected

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 ipywidgets = pytest.importorskip("ipywidgets")
@@ -130,6 +131,15 @@ def test_the_fitted_curve_goes_through_what_was_measured(world):
     assert off != pytest.approx([row["busbw"] for row in link.rows])  # the check above can fail
 
 
+def test_a_fit_that_makes_no_sense_is_told_and_not_drawn(world, monkeypatch):
+    world()
+    monkeypatch.setattr(Timed, "alpha", -1e-5)
+    panel = BandwidthPanel(rate_b=None, sizes="64K:16M:4")
+    panel.run()
+    (link,) = panel._view.links
+    assert link.curve(panel._view.sizes) == [] and link.fitted.startswith("no fit, alpha would be")
+
+
 def test_one_link_alone(world):
     hosts, _ = world()
     panel = BandwidthPanel("1gbit", rate_b=None, sizes="4K,1M")
@@ -179,7 +189,7 @@ def test_stop_in_mid_sweep_keeps_what_there_is_and_starts_no_other_link(world):
 
 
 def test_stop_in_the_second_link_keeps_the_first_result(world):
-    hosts, launched = world(rate=12.0)
+    hosts, launched = world(rate=5.0)
     panel = BandwidthPanel(sizes=SIZES)
     panel.launch()
     until(lambda: panel._view.done >= 9)
@@ -187,7 +197,7 @@ def test_stop_in_the_second_link_keeps_the_first_result(world):
     assert panel.wait(5)
     assert len(panel.results) == 1 and panel.results[0]["line_rate_gbs"] == 0.125
     assert hosts.log == ["started", "closed"] * 2
-    assert "Stopped: link B" in panel.status
+    assert "Stopped: link B (100 mbit, 0 ms)" in panel.status
 
 
 def test_stop_while_the_hosts_are_started(world):
@@ -371,10 +381,13 @@ def test_no_words_of_the_picture_overlap_or_leave_it():
     from matplotlib.figure import Figure
 
     row = {"bytes": 4096, "time_us": 3e5, "algbw": 1e-5, "busbw": 1e-5, "spread": 2.5, "wrong": 0}
+    fit = {"alpha_us": 30123.4, "alpha_us_error": 120, "beta_gbs": 0.0123, "beta_gbs_error": 1e-5}
+    fit["fits"] = {"ring": {**fit, "misfit": 0.3, "latencies_a_message": 2}}
+    found = {"rows": [row] * 3, "world_size": 2, "op": "all-reduce", **fit}
     for rates in ((1e9, 1.05e9), (1e9, 1e9), (None, 1e8), (1e12, 1e4), (None, None)):
         links = [
-            drawing.Link(name, f"{drawing.show_rate(rate)}, 30 ms", rate, {"rows": rows})
-            for name, rate, rows in zip("AB", rates, ([row], []))
+            drawing.Link(name, f"{drawing.show_rate(rate)}, 30 ms", rate, result)
+            for name, rate, result in zip("AB", rates, (found, {}))
         ]
         view = drawing.View(sizes=[4096 * 2**i for i in range(17)], links=links)
         figure = Figure(figsize=(8.0, 3.9))
@@ -419,3 +432,23 @@ def test_two_real_links_one_ten_times_slower(tmp_path, monkeypatch, capfd):
     fast, slow = (result["rows"][-1]["busbw"] for result in (a, b))
     assert slow < 50e6 / 8e9 < fast < 500e6 / 8e9
     assert all(row["wrong"] == 0 for row in a["rows"] + b["rows"])
+
+
+def test_stop_on_real_hosts_leaves_no_process(tmp_path, monkeypatch):
+    problem = clusters.virtual_problem()
+    if problem:
+        pytest.skip(f"no emulated hosts: {problem}")
+    monkeypatch.setenv("SCALELAB_HOME", str(tmp_path))
+    before = children()
+    panel = BandwidthPanel("20mbit", rate_b=None, sizes="4K,16M", cluster="virtual")
+    panel.launch()
+    until(lambda: panel._view.done == 1, 60)  # what is left takes half a minute
+    assert children() - before, "ranks are running"
+    panel.stop()
+    assert panel.wait(20)
+    assert children() <= before
+    assert panel.status.startswith("Stopped: link A (20 mbit, 0 ms)") and panel.results == []
+
+
+def children():
+    return {child.pid for child in psutil.Process().children(recursive=True)}
