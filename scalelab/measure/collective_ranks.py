@@ -4,8 +4,9 @@
 
 Sizes are bytes; for all-gather and reduce-scatter they are those of the whole, n times a rank's
 part. A row's time is the median over rounds, each of several operations one after another, and the
-mean over ranks; spread is the distance of the quartiles over the median. wire_bytes is what one
-host sent through its network interface for one operation, headers included, as the kernel counts.
+mean over ranks (of a broadcast, the last rank's); spread is the distance of the quartiles over the
+median. wire_bytes is what one host sent through its network interface for one operation, headers
+included, as the kernel counts.
 """
 import argparse
 import json
@@ -35,7 +36,7 @@ class Collective:
     """One operation on buffers of one size."""
 
     def __init__(self, op, nbytes, dtype, device, rank, n):
-        self.op, self.rank, self.n, self.calls = op, rank, n, 0
+        self.op, self.rank, self.n = op, rank, n
         part = max(nbytes // dtype.itemsize // n, 1)  # numbers of one rank's part
         whole = part * n if op in ("all-gather", "reduce-scatter") else max(
             nbytes // dtype.itemsize, 1)
@@ -47,7 +48,6 @@ class Collective:
                     "send-recv": lambda: torch.zeros(whole, **make)}.get(op, lambda: self.x)()
 
     def __call__(self):
-        self.calls += 1
         if self.op == "all-reduce":
             dist.all_reduce(self.x)
         elif self.op == "all-gather":
@@ -55,9 +55,7 @@ class Collective:
         elif self.op == "reduce-scatter":
             reduce_scatter(self.out, self.x)
         elif self.op == "broadcast":
-            # Another root each time, the one that a tree reaches last: one root could send the
-            # next before the last one has arrived, and the latency would not show.
-            dist.broadcast(self.x, src=-self.calls % self.n)
+            dist.broadcast(self.x, src=0)
         elif self.n > 1:  # everyone sends to the next rank and receives from the one before
             coming = dist.irecv(self.out, src=(self.rank - 1) % self.n)
             going = dist.isend(self.x, dst=(self.rank + 1) % self.n)
@@ -89,7 +87,7 @@ class Collective:
             at = torch.arange(start, stop, device=self.x.device)
             owner, index = at // self.x.numel(), at % self.x.numel()
             return self._pattern(owner, index)
-        source = -self.calls % self.n if self.op == "broadcast" else (self.rank - 1) % self.n
+        source = 0 if self.op == "broadcast" else (self.rank - 1) % self.n
         return self._numbers(source, start, stop)
 
     def _numbers(self, rank, start, stop):
@@ -114,25 +112,27 @@ def sent():
     return sum(int(f[8]) for f in fields), sum(int(f[9]) for f in fields)
 
 
-def all_sum(values, device):
-    """The sum over ranks of a list of floats."""
+def over_ranks(values, how, device):
+    """A list of floats, each the "sum", "mean" or "max" over ranks: the same on all of them."""
     x = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(x)
-    return x.tolist()
+    dist.all_reduce(x, op=dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM)
+    return (x / dist.get_world_size() if how == "mean" else x).tolist()
 
 
 def measure(op, nbytes, args, device, rank, n):
     """One row."""
     call = Collective(op, nbytes, getattr(torch, args.dtype), device, rank, n)
     wrong = call.wrong()  # also the first warm-up
+    # The root of a broadcast is done before the others; elsewhere nobody is.
+    how = "max" if op == "broadcast" else "mean"
     dist.barrier()
     began = time.perf_counter()
     call()
-    once = all_sum([time.perf_counter() - began], device)[0] / n
+    once = over_ranks([time.perf_counter() - began], how, device)[0]
     if once < 0.5:  # a second warm-up, and a better guess
         began = time.perf_counter()
         call()
-        once = all_sum([time.perf_counter() - began], device)[0] / n
+        once = over_ranks([time.perf_counter() - began], how, device)[0]
     per_round = max(1, min(500, round(ROUND / max(once, 1e-7))))
     hosts = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
     first_of_host = os.environ.get("LOCAL_RANK", "0") == "0"
@@ -144,7 +144,8 @@ def measure(op, nbytes, args, device, rank, n):
         began = time.perf_counter()
         for _ in range(per_round):
             call()
-        took = all_sum([time.perf_counter() - began], device)[0] / n  # so all ranks stop together
+        # The same on all ranks, so that all stop together.
+        took = over_ranks([time.perf_counter() - began], how, device)[0]
         seconds.append(took / per_round)
         spent += took
         if len(seconds) >= (MIN_ROUNDS if spent < args.seconds else 3):
@@ -154,8 +155,9 @@ def measure(op, nbytes, args, device, rank, n):
                 break
     dist.barrier()  # what a rank has sent last may be in its queue until others have it
     after = sent() if before and first_of_host else None
-    wire, packets = all_sum([b - a for a, b in zip(before, after)] if after else [0, 0], device)
-    wrong = int(all_sum([wrong], device)[0])
+    wire, packets = over_ranks(
+        [b - a for a, b in zip(before, after)] if after else [0, 0], "sum", device)
+    wrong = int(over_ranks([wrong], "sum", device)[0])
     took, calls = median(seconds), per_round * len(seconds) * hosts
     algbw = call.nbytes / took / 1e9
     return {"bytes": call.nbytes, "count": call.nbytes // call.x.dtype.itemsize,

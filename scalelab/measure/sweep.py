@@ -33,8 +33,8 @@ ROW = ("bytes", "count", "time_us", "algbw", "busbw", "wrong", "spread", "rounds
 # Before a message gloo's receiver tells the sender that it is ready, and the sender waits for
 # that: each message costs two latencies. Found by measuring at 5 and 20 ms with 2, 3 and 4 ranks.
 LATENCIES = {"gloo": 2, "nccl": 1}
-# What is fitted. gloo makes a reduce-scatter from an all-reduce. A broadcast's calls overlap, so
-# its times hold no clean latency: no fit.
+# What is fitted. gloo makes a reduce-scatter from an all-reduce. The root of a broadcast sends the
+# next one before the last has arrived, so its times hold no clean latency: no fit.
 FORMS = {
     "all-reduce": ("ring", "tree"),
     "all-gather": ("ring-all-gather",),
