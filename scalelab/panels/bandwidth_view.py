@@ -66,7 +66,7 @@ class Link:
         unit, size = ("ms", 1e3) if abs(found["alpha_us"]) >= 1e3 else ("us", 1)
         alpha = f"{pair(found['alpha_us'] / size, errors[0] / size)} {unit}"
         if found["alpha_us"] <= 0:  # no time: the repeats were too uneven, or it is too small
-            return f"no fit, alpha would be {alpha} a message"
+            return f"no fit: alpha would be {alpha}, the times are too uneven"
         miss = next(iter(found["fits"].values()))["misfit"]
         missed = f"; misses by {miss:.0%}" if miss > POOR else ""
         beta = pair(found["beta_gbs"], errors[1])

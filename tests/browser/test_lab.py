@@ -178,12 +178,14 @@ class Page:
     def ready(self):
         """Wait for the notebook and its kernel."""
         self.page.wait_for_function(
-            """() => {
+            """name => {
                 const notebook = window.jupyterapp?.shell?.currentWidget;
                 const kernel = notebook?.context?.sessionContext?.session?.kernel;
-                return notebook?.context?.isReady && kernel?.connectionStatus === 'connected'
+                return notebook?.context?.path === name && notebook.context.isReady
+                    && kernel?.connectionStatus === 'connected'
                     && document.querySelectorAll('.jp-Notebook .jp-Cell').length > 0;
             }""",
+            arg=self.notebook,  # the one that was open before may come up first
             timeout=90_000,
         )
 

@@ -137,7 +137,7 @@ def test_a_fit_that_makes_no_sense_is_told_and_not_drawn(world, monkeypatch):
     panel = BandwidthPanel(rate_b=None, sizes="64K:16M:4")
     panel.run()
     (link,) = panel._view.links
-    assert link.curve(panel._view.sizes) == [] and link.fitted.startswith("no fit, alpha would be")
+    assert link.curve(panel._view.sizes) == [] and link.fitted.startswith("no fit: alpha would be")
 
 
 def test_one_link_alone(world):
