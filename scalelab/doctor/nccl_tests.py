@@ -11,6 +11,7 @@ import re
 from collections import Counter
 
 from . import nccl_tests_facts
+from .nccl_tests_jobs import Device, Jobs
 
 OPS = (
     "all_reduce", "all_gather", "reduce_scatter", "alltoallv", "alltoall", "broadcast", "reduce",
@@ -59,14 +60,17 @@ class Run:
     """One table: from its header to its average."""
 
     def __init__(self):
+        self.name = None  # of the test, as it stands before the table
+        self.devices: list[Device] | None = None  # that were listed for it
         self.rows = 0
-        self.sizes: Counter = Counter()
+        self.sizes: Counter = Counter()  # (bytes, operation, root) of each row
+        self.smallest = None  # (bytes, busbw)
         self.best = None  # largest busbw
         self.peak = None  # (bytes, algbw, busbw) of the row with the largest busbw
         self.largest = None  # (bytes, busbw) of the largest message
         self.half = None  # busbw one row before it
         self.sent = False  # algbw above zero was seen
-        self.ratios: list[float] = []
+        self.ratio = [0.0, 9.0]  # busbw / algbw lies between these, by the digits printed
         self.redop = self.root = None
         self.wrong = 0
         self.checked = False
@@ -82,12 +86,10 @@ class NcclTests:
         self.runs: list[Run] = []
         self.lines = 0
         self.headers = 0
-        self.usings = 0
+        self.name = None  # of the test that was named last
         self.names: Counter = Counter()
-        self.devices: list[tuple] = []  # (rank, group, pid, host, device, bus, name)
-        self.hosts: list[set[str]] = []  # of each list of devices, which begins at a lower rank
-        self.firsts: set[tuple] = set()  # who said that he is rank 0, since a run last ended
-        self.together = False  # two did: jobs at the same time that know nothing of each other
+        self.jobs = Jobs()
+        self.using = False
         self.failures: list[str] = []
         self.killed: list[str] = []
         self.old_columns = False
@@ -117,6 +119,9 @@ class NcclTests:
         named = NAMED.search(line)
         if named:
             self.names[named[1]] += 1
+            self.name = named[1]
+            if self.runs and "concluded" in line:
+                self.runs[-1].name, self.name = named[1], None
         self._parse(line)
         return self.lines > before
 
@@ -124,25 +129,17 @@ class NcclTests:
         if BEGIN.search(line):
             self.lines += 1
             self.headers += 1
-            if self.runs and self.runs[-1].rows and self.devices and self.devices[-1][0] > 0:
-                self.firsts.clear()  # a run of several ranks was measured, so this is the next one
+            self.jobs.begin(bool(self.runs and self.runs[-1].rows))
             self._new()
         elif device := DEVICE.search(line):
             self.lines += 1
-            if len(self.devices) < MOST:
-                if not self.devices or int(device[1]) <= self.devices[-1][0]:
-                    self.hosts.append(set())
-                self.hosts[-1].add(device[4])
-                if int(device[1]) == 0:
-                    self.firsts.add((device[4], device[3], device[6]))
-                    self.together |= len(self.firsts) > 1
-                self.devices.append(
-                    (int(device[1]), device[2], device[3], device[4], int(device[5]),
-                     device[6].lower(), device[7].strip())
-                )  # fmt: skip
+            self.jobs.device(
+                Device(int(device[1]), device[3], device[4], int(device[5]), device[6].lower(),
+                       device[7].strip())
+            )  # fmt: skip
         elif USING.search(line):
             self.lines += 1
-            self.usings += 1
+            self.using = True
         elif columns := COLUMNS.search(line):
             self.lines += 1
             self.rooted = bool(re.search(r"\broot\b", line))
@@ -161,10 +158,11 @@ class NcclTests:
                 return
             run = self._open(ends="average")
             run.average, run.ended = value, True
-            self.firsts.clear()
+            self._of(run)
+            self.jobs.end(footer=True)
         elif failure := FAILURE.search(line):
             self.lines += "Test " in failure[1]
-            self.firsts.clear()
+            self.jobs.end()
             if len(self.failures) < 40:
                 self.failures.append(failure[1].strip())
         elif killed := KILLED.search(line):
@@ -184,6 +182,12 @@ class NcclTests:
         self.pending = False
         return self.runs[-1]
 
+    def _of(self, run: Run) -> None:
+        """What was said before the table is of it."""
+        run.name = run.name or self.name
+        if run.devices is None and self.jobs.open:
+            run.devices = self.jobs.open[-1]
+
     def _open(self, ends: str) -> Run:
         """The run that a footer belongs to."""
         last = self.runs[-1] if self.runs else None
@@ -194,7 +198,7 @@ class NcclTests:
 
     def _several(self) -> bool:
         """Whether several processes print into this file at once."""
-        return self.headers > 1 and self.usings > 1
+        return self.headers > 1 and len(self.jobs.open) > 1
 
     def _head(self, head: re.Match) -> None:
         rest = TAG.sub(" ", head[4])
@@ -230,13 +234,13 @@ class NcclTests:
         if len(words) - at not in (4, 8):
             return False
         try:
-            figures = [[float(w) for w in words[i : i + 3]] for i in range(at, len(words), 4)]
+            _ = [float(word) for i in range(at, len(words), 4) for word in words[i : i + 3]]
         except ValueError:
             return False
         if not all(IS_WRONG.fullmatch(words[i + 3]) for i in range(at, len(words), 4)):
             return False
         self._began(int(words[0]), redop, None if root is None else int(root))
-        self._figures([(*f, words[at + 4 * i + 3]) for i, f in enumerate(figures)])
+        self._figures([words[i : i + 4] for i in range(at, len(words), 4)])
         return True
 
     def _has_root(self, word: str, left: int) -> bool:
@@ -250,18 +254,19 @@ class NcclTests:
             self._new()
         run = self.runs[-1]
         run.redop, run.root = redop or run.redop, root if root is not None else run.root
-        self.nbytes = nbytes
+        self.nbytes, self.kind = nbytes, (redop, root)
+        self._of(run)
 
     def _figures(self, groups: list) -> None:
         self.pending = False
         self.lines += 1
         run = self.runs[-1]
         run.rows += 1
-        if len(run.sizes) < MOST:
-            run.sizes[self.nbytes] += 1
+        if self.nbytes and len(run.sizes) < MOST:
+            run.sizes[(self.nbytes, *self.kind)] += 1
         top = 0.0
-        for _, alg, bus, wrong in groups:
-            alg, bus = float(alg), float(bus)
+        for _, alg_text, bus_text, wrong in groups:
+            alg, bus = float(alg_text), float(bus_text)
             if not (0 <= alg < 1e12 and 0 <= bus < 1e9):  # nan, inf
                 continue
             run.sent |= alg > 0
@@ -269,14 +274,24 @@ class NcclTests:
             if run.best is None or bus > run.best:
                 run.best, run.peak = bus, (self.nbytes, alg, bus)
             if alg > 0.5 and bus > 0:
-                run.ratios = [*run.ratios[-20:], bus / alg]
+                a, b = _half_digit(alg_text), _half_digit(bus_text)
+                run.ratio[0] = max(run.ratio[0], (bus - b) / (alg + a))
+                run.ratio[1] = min(run.ratio[1], (bus + b) / (alg - a))
             if wrong != "N/A" and not self.old_columns and "e" not in wrong.lower():
                 run.checked = True
                 run.wrong += int(float(wrong))
         if run.largest is None or self.nbytes >= run.largest[0]:
             run.half = run.largest[1] if run.largest else None
             run.largest = (self.nbytes, top)
+        if run.smallest is None or self.nbytes < run.smallest[0]:
+            run.smallest = (self.nbytes, top)
 
     def result(self) -> dict:
         """Kind, facts, verdict, why, next. Raises ValueError where the file breaks off early."""
         return nccl_tests_facts.read(self)
+
+
+def _half_digit(text: str) -> float:
+    """Half a unit of the last digit printed: how far rounding may have moved the figure."""
+    return 0.5 * 10 ** -len(text.partition(".")[2]) if "e" not in text.lower() else 0.01 * float(
+        text)  # fmt: skip

@@ -2,51 +2,70 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
+from math import ceil, floor
 
 from . import nccl_tests_verdict
+from .nccl_tests_jobs import hosts, shared
+
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+SHARING = ("all_gather", "reduce_scatter", "alltoall", "gather", "scatter")  # factor (n-1)/n
 
 
 def read(tests) -> dict:
     """Kind, facts, verdict, why, next. Raises ValueError where the file breaks off early."""
-    if not (tests.measured or tests.devices or tests.failures or tests.usings):
+    lists = tests.jobs.lists
+    if not (tests.measured or lists or tests.failures or tests.using):
         raise ValueError(
             "nccl-tests' output breaks off in its header: no device, row or failure is left"
         )
     runs = [r for r in tests.runs if r.rows or r.average is not None or r.bounds is not None]
     independent = _independent(tests, runs)
-    # runs one after the other may be of different machines; jobs at once are of all of them
-    nodes = len({d[3] for d in tests.devices}) if independent else max(
-        map(len, tests.hosts), default=0
-    )  # fmt: skip
-    ranks = _ranks(tests, runs, independent)
-    best = max(
-        (r for r in runs if r.best is not None), key=lambda r: r.best, default=None
-    )  # fmt: skip
+    best = _best(runs)
+    # figures, ranks and nodes are of one run; of jobs apart the nodes are those of all
+    devices = (best.devices if best else lists[-1] if lists else None) or []
+    nodes = devices
+    if independent and lists:
+        apart = tests.jobs.apart_lists(runs)
+        devices = devices or max(apart, key=len)
+        nodes = [d for each in apart for d in each]
+    ranks = max(d.rank for d in devices) + 1 if devices else _ranks(tests, best)
     averages = [r.average for r in runs if r.average is not None]
-    if best is not None:
+    if best is not None and best.rows:
         max_busbw = best.best
-        average = best.average if best.average is not None else next(iter(averages), None)
+        average = best.average if best.average is not None or len(runs) > 1 else (
+            next(iter(averages), None))  # fmt: skip
     else:  # footers alone: the largest busbw was at least the average
         max_busbw = average = max(averages, default=None)
     facts = {
-        "test": _test(tests, runs, ranks),
-        "nodes": nodes or None,
+        "test": _test(tests, best, ranks),
+        "nodes": len(hosts(nodes)) or None,
         "ranks": ranks,
         "max_busbw": max_busbw,
         "avg_busbw": average,
         "wrong": _wrong(tests, runs),
         "independent_runs": independent,
-        "runs": [
-            {"rows": r.rows, "max_busbw": r.best, "avg_busbw": r.average} for r in runs[:100]
-        ],
-        "largest_bytes": max((r.largest[0] for r in runs if r.largest), default=None),
-        "gpus": list(dict.fromkeys(d[6] for d in tests.devices if d[6])),
-        "shared_gpus": _shared(tests),
+        "runs": [_run(r) for r in runs[:100]],
+        "largest_bytes": best.largest[0] if best and best.largest else None,
+        "gpus": list(dict.fromkeys(d.name for d in nodes if d.name)),
+        "shared_gpus": not independent and shared(devices),
     }
-    judged = nccl_tests_verdict.judge(facts, tests, runs)
+    judged = nccl_tests_verdict.judge(facts, tests, runs, best)
     return {"kind": "nccl-tests", "facts": facts, **judged}
+
+
+def _best(runs: list):
+    """The run that the figures are of: the quickest with rows, else the best average."""
+    rows = [r for r in runs if r.best is not None]
+    if rows:
+        return max(rows, key=lambda r: r.best)
+    return max((r for r in runs if r.average is not None), key=lambda r: r.average, default=None)
+
+
+def _run(run) -> dict:
+    found = {"rows": run.rows, "max_busbw": run.best, "avg_busbw": run.average}
+    if run.devices:
+        found |= {"ranks": len(run.devices), "nodes": len(hosts(run.devices))}
+    return found
 
 
 def _wrong(tests, runs: list) -> int | None:
@@ -61,94 +80,85 @@ def _wrong(tests, runs: list) -> int | None:
 
 def _independent(tests, runs: list) -> bool:
     """Whether several runs, each believing itself alone, were started in place of one."""
-    if tests.together or tests.devices:
-        return tests.together
+    if tests.jobs.lists:
+        return tests.jobs.apart(runs)
     # rows only: the same sizes again and again, and busbw 0, which is one rank by definition
-    repeated = any(count > 1 for r in runs for count in r.sizes.values())
-    return repeated and bool(tests.rows) and all(r.best == 0 for r in runs if r.rows)
+    repeated = any(
+        count > 1 for r in runs for (size, *_), count in r.sizes.items() if size >= 1 << 20
+    )
+    return repeated and all(r.best == 0 for r in runs if r.rows)
 
 
-def _ranks(tests, runs: list, independent: bool) -> int | None:
-    if tests.devices:
-        return len({d[0] for d in tests.devices}) if independent else (
-            max(d[0] for d in tests.devices) + 1
-        )  # fmt: skip
+def _ranks(tests, run) -> int | None:
+    """Where no device is listed: as NCCL's own lines say, or as follows from the rows."""
     if len(tests.comms) == 1:
         return next(iter(tests.comms))
-    if tests.rows and all(r.best == 0 and r.sent for r in runs if r.rows):
-        peak = [r for r in runs if r.rows and r.peak]
-        if all(r.sent and max(r.sizes) >= 1 << 20 for r in peak):
-            return 1
-    return _from_ratio(tests, runs)
-
-
-def _from_ratio(tests, runs: list) -> int | None:
-    """busbw / algbw is 2(n-1)/n for an all-reduce: n from rows alone, if it comes out whole."""
-    ratio = _ratio(runs)
-    test = next(iter(tests.names), None) if len(tests.names) == 1 else None
-    if ratio is None:
+    if run is None or not run.rows:
         return None
-    reducing = any(r.redop not in (None, "none") for r in runs) or tests.old_columns
-    if test == "all_reduce" or (test is None and reducing and ratio > 1.005):
-        left = 2 - ratio
+    if run.best == 0 and run.sent and max((s[0] for s in run.sizes), default=0) >= 1 << 20:
+        return 1
+    return _from_ratio(tests, run)
+
+
+def _from_ratio(tests, run) -> int | None:
+    """busbw / algbw is 2(n-1)/n for an all-reduce, (n-1)/n for others: the only n within the
+    rounding of what is printed, or None."""
+    low, high = run.ratio
+    name, reducing = _name(tests, run), _reducing(tests, run)
+    if name == "all_reduce" or (name is None and reducing and low > 1):
         factor = 2
-    elif test in ("all_gather", "reduce_scatter", "alltoall", "gather", "scatter"):
-        left, factor = 1 - ratio, 1
+    elif name in SHARING or (name is None and reducing is not None and high < 0.995):
+        factor = 1
     else:
         return None
-    if left <= 0.004:  # beyond some hundred ranks the digits printed do not tell
+    if not low <= high < factor:
         return None
-    n = factor / left
-    return round(n) if abs(n - round(n)) < 0.02 * n and n > 1.5 else None
+    first, last = ceil(factor / (factor - low)), floor(factor / (factor - high))
+    return first if first == last and first > 1 else None
 
 
-def _ratio(runs: list) -> float | None:
-    """busbw / algbw, of the rows with the most digits."""
-    peaks = [r.peak for r in runs if r.peak and r.peak[1] >= 1]
-    if not peaks:
+def _reducing(tests, run) -> bool | None:
+    """Whether the test adds values; None: the rows of this version do not say so."""
+    if run.redop is None:
         return None
-    _, alg, bus = max(peaks, key=lambda p: p[1] if p[2] else 0)
-    return bus / alg if bus else None
+    return run.redop != "none"
 
 
-def _test(tests, runs: list, ranks: int | None) -> str | None:
+def _name(tests, run) -> str | None:
+    """Name of the test of this run, unless its rows contradict it."""
+    name = run.name
+    if name is None and len(tests.names) == 1 and len(tests.runs) == 1:
+        name = next(iter(tests.names))
+    reducing = _reducing(tests, run)
+    if name in (None, "sendrecv") or reducing is None:  # that one prints a sum and makes none
+        return name
+    return name if reducing == (name in REDUCING) else None
+
+
+def _test(tests, run, ranks: int | None) -> str | None:
     """Name of the test, as the file gives it or as only one of them has this factor."""
-    if tests.names:
-        return ", ".join(f"{name}_perf" for name in tests.names)
-    ratio = _ratio(runs)
-    redop = next((r.redop for r in runs if r.redop), None)
-    root = next((r.root for r in runs if r.root is not None), None)
-    if not any(r.rows for r in runs):
+    if run is None:
+        return ", ".join(f"{name}_perf" for name in tests.names) or None
+    if name := _name(tests, run):
+        return f"{name}_perf"
+    if not run.rows or (reducing := _reducing(tests, run)) is None:
         return None
-    even = ratio is not None and abs(ratio - 1) < 0.005  # busbw equals algbw
-    if redop in (None, "none", "all"):
-        if ratio is None:
-            return None
-        if root is not None and root >= 0:
+    low, high = run.ratio
+    told = low > 0 and low <= high
+    even = told and low <= 1 <= high and high - low < 0.05  # busbw equals algbw
+    rooted = run.root is not None and run.root >= 0
+    if not reducing:
+        if rooted:
             return "broadcast_perf" if even else "gather_perf or scatter_perf"
+        if not told:
+            return None
         return "sendrecv_perf" if even else "all_gather_perf or alltoall_perf"
-    if root is not None and root >= 0:
+    if rooted:
         return "reduce_perf"
-    if ratio is not None and ratio > 1.005:
+    if even and ranks is not None and ranks > 2:
+        return "sendrecv_perf"
+    if told and (low > 1 or even):  # with two ranks that of an all-reduce is 1 as well
         return "all_reduce_perf"
-    if even:  # with two ranks that of an all-reduce is 1 as well
-        return "sendrecv_perf" if ranks is not None and ranks > 2 else "all_reduce_perf"
-    if ratio is not None and (ranks is None or ranks > 1):
+    if told and high < 1 and (ranks is None or ranks > 1):
         return "reduce_scatter_perf"
     return "all_reduce_perf or reduce_scatter_perf"
-
-
-def _shared(tests) -> bool:
-    """Whether two ranks sat on one GPU. A short address holds the bus only, not the domain."""
-    seen: Counter = Counter()
-    for _rank, _, _, host, device, bus, name in set(tests.devices):
-        if ":" in bus:
-            seen[host, bus] += 1
-        elif bus not in ("0x00", "0x0") and not re.search(r"G[HB]\d00", name):
-            seen[host, bus, device] += 1
-    return any(count > 1 for count in seen.values()) and not _doubled(tests)
-
-
-def _doubled(tests) -> bool:
-    """Several runs one after the other list the same devices again."""
-    return Counter(d[0] for d in tests.devices)[0] > 1

@@ -61,6 +61,8 @@ def run(ranks, per_node, name, rate, op="all_reduce", **kwargs) -> str:
     factor = {"all_reduce": 2 * (ranks - 1) / ranks, "sendrecv": 1, "broadcast": 1}.get(
         op, (ranks - 1) / ranks
     )
+    if op in ("all_gather", "alltoall", "broadcast"):
+        kwargs.setdefault("redop", "none")
     return (
         f"# Collective test starting: {op}_perf\n" + HEADER + devices(ranks, per_node, name)
         + COLUMNS + rows(rate, factor, **kwargs) + footer()

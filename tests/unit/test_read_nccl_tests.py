@@ -79,6 +79,21 @@ def test_ranks_and_test_follow_from_rows_alone(tmp_path):
     assert gathered["test"] == "all_gather_perf or alltoall_perf"  # the rows are the same
 
 
+def test_ranks_are_not_guessed_beyond_the_digits_printed(tmp_path):
+    for ranks in (249, 256, 1024):
+        text = rows(74, 2 * (ranks - 1) / ranks, smallest=1 << 25, largest=1 << 30)
+        assert of(tmp_path, text)["facts"]["ranks"] in (None, ranks)
+    for ranks in (4, 16):
+        text = rows(300, (ranks - 1) / ranks, smallest=1 << 30, redop="none")
+        assert of(tmp_path, text)["facts"]["ranks"] == ranks
+
+
+def test_an_average_below_all_rows_is_of_others_too(tmp_path):
+    text = run(8, 8, H100, 360, smallest=1 << 30)
+    assert "rows that are not shown" in of(tmp_path, text)["why"]
+    assert "small messages too" in of(tmp_path, run(8, 8, H100, 360))["why"]
+
+
 def test_a_sweep_that_ends_before_the_link_is_full_is_not_slow(tmp_path):
     result = of(tmp_path, run(8, 8, H100, 360, largest=1 << 22))
     assert result["verdict"].startswith("unknown") and "too small" in result["verdict"]
@@ -119,17 +134,80 @@ def test_single_rank_runs_taken_for_one(tmp_path):
     assert [result["facts"][key] for key in keys] == [2, 8, True]
 
 
-def test_runs_one_after_the_other_are_no_mistake(tmp_path):
-    first, second = run(8, 8, H100, 360), run(8, 8, H100, 350).replace("node-a", "node-b")
+KEYS = ("nodes", "ranks", "independent_runs")
+
+
+def test_repeats_on_the_same_machines_are_no_mistake(tmp_path):
+    first, second = run(8, 8, H100, 360), run(8, 8, H100, 350).replace("Pid   40", "Pid   51")
     result = of(tmp_path, first + second)
-    facts = result["facts"]
-    assert (facts["independent_runs"], facts["nodes"], len(facts["runs"])) == (False, 1, 2)
-    assert result["verdict"].startswith("good")
+    assert [result["facts"][key] for key in KEYS] == [1, 8, False]
+    assert len(result["facts"]["runs"]) == 2 and result["verdict"].startswith("good")
     for rest in (second[:3000], second.replace("# Avg", "# Gone"), HEADER):  # the second one broke
         assert of(tmp_path, first + rest)["facts"]["independent_runs"] is False
         assert of(tmp_path, first.split("# Out")[0] + rest)["facts"]["independent_runs"] is False
     slow = of(tmp_path, first + run(8, 8, H100, 90))
     assert slow["verdict"].startswith("slow: run 2 of 2")
+
+
+def test_runs_on_other_machines_one_after_the_other_are_not_one_job(tmp_path):
+    first, second = run(8, 8, H100, 480), run(8, 8, H100, 470).replace("node-a", "node-b")
+    for rest in (second, second[:3000], second.replace("# Avg", "# Gone")):
+        result = of(tmp_path, first + rest)
+        assert [result["facts"][key] for key in KEYS] == [2, 8, True]
+        assert result["verdict"].startswith("not-one-job: 2 separate runs of 8 ranks each inside")
+        assert "mpirun -np 16 -H node-a:8,node-b:8 ./build/all_reduce_perf" in result["next"]
+    assert of(tmp_path, first + HEADER)["facts"]["independent_runs"] is False
+    pairs = run(16, 8, H100, 360) + run(16, 8, H100, 365).replace("node-b", "node-c")
+    result = of(tmp_path, pairs)
+    assert [result["facts"][key] for key in KEYS] == [3, 16, True]
+    assert "inside one machine" not in result["verdict"]
+
+
+@pytest.mark.parametrize("one, two", [((8, 8), (16, 8)), ((16, 8), (8, 8))])
+def test_a_series_over_more_machines_is_read_run_by_run(tmp_path, one, two):
+    text = "".join(run(*size, H100, 480 if size[0] == 8 else 190) for size in (one, two))
+    result = of(tmp_path, text)
+    assert [result["facts"][key] for key in KEYS] == [1, 8, False]  # of the run of the figure
+    assert result["verdict"].startswith("good: 479")
+    assert "2 runs: " in result["why"] and f"the figures are of run {1 + (one[0] == 16)}" in (
+        result["why"])  # fmt: skip
+    assert [r["ranks"] for r in result["facts"]["runs"]] == [one[0], two[0]]
+
+
+def test_other_tests_in_the_file_are_not_held_against_each_other(tmp_path):
+    text = run(8, 8, H100, 480) + run(8, 8, H100, 180, op="sendrecv")
+    result = of(tmp_path, text)
+    assert result["verdict"].startswith("good")
+    assert result["facts"]["test"] == "all_reduce_perf" and "sendrecv" in result["why"]
+
+
+def test_a_first_try_that_broke_off_is_no_second_job(tmp_path):
+    """Devices are listed twice before a run ends; only one table follows."""
+    hung = (HEADER + devices(8, 8, H100) + COLUMNS).replace("Pid   40", "Pid   61")
+    for host in ("node-a", "node-b"):
+        result = of(tmp_path, hung.replace("node-a", host) + run(8, 8, H100, 480))
+        assert [result["facts"][key] for key in KEYS] == [1, 8, False]
+        assert result["verdict"].startswith("good")
+    # two at once, in turns: twice as many rows, or last lines
+    mixed = HEADER + devices(8, 8, H100) + hung.replace("node-a", "node-b") + COLUMNS
+    twice = "".join(line + "\n" for line in rows(480, 1.75).splitlines() for _ in range(2))
+    for text in (mixed + twice, mixed + rows(480, 1.75) + footer() * 2, mixed):
+        assert of(tmp_path, text)["facts"]["independent_runs"] is True
+
+
+def test_lists_of_devices_whose_lines_are_mixed(tmp_path):
+    a, b = (devices(8, 8, H100).replace("node-a", host).splitlines() for host in ("n1", "n2"))
+    lists = "".join(f"{x}\n{y}\n" for x, y in zip(a, b))
+    twice = "".join(line + "\n" for line in rows(480, 1.75).splitlines() for _ in range(2))
+    result = of(tmp_path, HEADER * 2 + lists + COLUMNS * 2 + twice + footer() * 2)
+    assert result["verdict"].startswith("not-one-job: 2 separate runs of 8 ranks each inside")
+
+
+def test_rows_without_bytes_say_nothing_of_jobs(tmp_path):
+    """A reduce-scatter of a few bytes over many ranks has rows of size 0."""
+    zero = "           0             0     float     sum      -1     5.70    0.00    0.00      0 "
+    facts = of(tmp_path, COLUMNS + (zero + "    5.54    0.00    0.00      0\n") * 3)["facts"]
+    assert (facts["independent_runs"], facts["ranks"]) == (False, None)
 
 
 def test_footers_alone(tmp_path):
@@ -138,7 +216,9 @@ def test_footers_alone(tmp_path):
     facts = result["facts"]
     assert (facts["max_busbw"], facts["ranks"], facts["test"]) == (300, None, None)
     assert result["verdict"].startswith("slow: run 2 of 2 reaches 70")
-    assert "no less" in result["why"]
+    assert "no less" in result["why"] and "nothing of each other" not in result["why"]
+    alike = of(tmp_path, text + text.replace("300", "301"))
+    assert alike["verdict"].startswith("unknown") and "nothing of each other" in alike["why"]
 
 
 def test_old_versions():
