@@ -35,6 +35,10 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
      "one rank cannot open the shared memory that another one made",
      "ranks of one node must share /dev/shm (one container, or --ipc=host), and nothing may clean "
      "it (systemd RemoveIPC=no); NCCL_SHM_DISABLE=1 or NCCL_CUMEM_HOST_ENABLE=0 to test"),
+    (r"shmutils\.\w+:\d+ Cuda failure",
+     "CUDA refused the shared memory that NCCL made (it has room, but cannot be registered)",
+     "NCCL_CUMEM_HOST_ENABLE=0 or NCCL_SHM_DISABLE=1 shows whether this is it; ulimit -l; newer "
+     "NCCL"),
     (r"No space left on device|posix_fallocate|/dev/shm|shm_open|shared memory segment|"
      r"Error while (?:creating|attaching) (?:to )?shared memory|shmutils|Call to ftruncate",
      "shared memory (/dev/shm) is too small or cannot be opened",
@@ -82,7 +86,14 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
      "the connection to a peer was flushed: this rank is a victim of an earlier error",
      "look for the first error of the peer that is named"),
     (r"ibv_\w+ failed|ibv_\w+\(\) failed|ibv_\w+ .*error",
-     "a call to the RDMA driver failed", "ibstat, ibv_devinfo; dmesg; same driver on all nodes"),
+     "a call to the RDMA driver failed", "ulimit -l (must say unlimited); ibv_devinfo; dmesg"),
+    (r"NET/OFI .*register memory",
+     "memory cannot be registered with the network adapter (libfabric)",
+     "ulimit -l must say unlimited; FI_EFA_USE_HUGE_PAGE=0; fewer process groups, newer plugin"),
+    (r"Unresponsive receiver|handshake failed",
+     "the peer does not answer over EFA",
+     "the security group must allow all traffic from and to itself; both machines in one subnet; "
+     "then look at the peer's log"),
     (r"NET/OFI .*(?:failed|error)|UNDELIVERABLE|libfabric.*(?:fail|error)",
      "libfabric could not set up or deliver on this fabric",
      "fi_info -p on each node; versions of libfabric and the plugin; FI_LOG_LEVEL=warn"),
@@ -91,10 +102,10 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
      "one GPU cannot open another one's memory (peer access)",
      "nvidia-smi topo -p2p r; same container or --ipc=host; NCCL_P2P_DISABLE=1 shows whether this "
      "is it; NCCL_CUMEM_ENABLE=0 on drivers that lack it"),
-    (r"NVLS|[Mm]ulticast|Fabric Manager|CUDA failure 802|system not yet initialized",
-     "the NVSwitch fabric is not ready (Fabric Manager, NVLS multicast)",
-     "systemctl status nvidia-fabricmanager, same version as the driver; NCCL_NVLS_ENABLE=0 shows "
-     "whether NVLS is it"),
+    (r"nvls\.\w+:\d+|NVLS|[Mm]ulticast|Fabric Manager|CUDA failure 802|system not yet initialized",
+     "NVLS (multicast through the NVSwitch) cannot be set up",
+     "NCCL_NVLS_ENABLE=0 shows whether this is it; systemctl status nvidia-fabricmanager (same "
+     "version as the driver); nvidia-smi -q | grep -A 3 Fabric"),
     (r"libnvidia-ml|nvmlInit|nvmlDevice|nvmlwrap",
      "NCCL cannot use the driver's library NVML", "nvidia-smi inside the container; mount the "
      "driver's libraries (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"),

@@ -40,7 +40,9 @@ HARMLESS = re.compile(
     r"|PROFILER/Plugin|TUNER/Plugin|ENV/Plugin|COLLNET/Plugin|NUMA (?:auto )?balancing"
     r"|Missing .*iommu|Could not get speed|Could not find NET|MSCCL|MSCCLPP|libmlx5|perfmance|"
     r"reduce performance|Resiliency is enabled|GID table change|reregist|LID change|SM change|"
-    r"environment variable .* deprecated|GPU_MAX_HW|HSA_|Memory is not"
+    r"environment variable .* deprecated|GPU_MAX_HW|HSA_|Memory is not|Only EFA provider|"
+    r"aws-ofi-\w+ initialization failed|Failed to initialize (?:sendrecv|rdma) protocol|"
+    r"NET/OFI (?:pciPath|Error opening file|Failed to initialize GDRCopy|No eligible)"
 )
 # lines that are no WARN of NCCL and yet say that it ended badly
 FATAL = re.compile(
@@ -52,7 +54,8 @@ FATAL = re.compile(
     r"|Some NCCL operations have failed or timed out"
 )
 DECISIVE = re.compile(
-    r"ncclMaxSharedMem \d+ exceeds.*|No device found|NET/IB : No device|Could not enable P2P"
+    r"ncclMaxSharedMem \d+ exceeds.*|P2P is disabled between connected GPUs|No device found"
+    r"|NET/IB : No device|Could not enable P2P"
     r"|no NCCL_SOCKET_IFNAME interface|Mismatched NCCL version|GID table changed"
 )
 MOST = 200
@@ -115,7 +118,8 @@ class NcclLog:
             where = WHERE.search(line)
             place = where[1] if where else match[3] or ""
             self.spoken += bool(place)  # of NCCL's own source
-            self._warn(number, body, place, sender, line)
+            if not self._warn(number, body, place, sender, line):
+                return True
         self._info(number, body)
         cut = " : Using [" in body and not (
             OOB.search(body) if "NET/IB" in body else body.endswith(">")
@@ -130,21 +134,24 @@ class NcclLog:
             if self.lines:
                 self._error(number, fatal[0], "", None, line)
 
-    def _warn(self, number: int, body: str, place: str, sender, line: str) -> None:
+    def _warn(self, number: int, body: str, place: str, sender, line: str) -> bool:
+        """Whether the warning matters."""
         if HARMLESS.search(body):
             if len(self.warnings) < MOST:
                 self.warnings.setdefault(_shape(body), {"line": number, "text": body[:200]})
-            return
-        if "net_ib" in place or "ibvwrap" in place or "ib/" in place or "ibv_" in body:
+            return False
+        if re.search(r"net_ib|ibvwrap|ib/|ib_plugin", place) or re.search(r"ibv_|NET/IB", body):
             self.hinted["NET/IB"] += 1
         elif "net_socket" in place:
             self.hinted["NET/Socket"] += 1
         self._error(number, body, place, sender, line)
+        return True
 
     def _error(self, number: int, body: str, place: str, sender, line: str = "") -> None:
         shape = _shape(body)
         if shape in self.errors:
             self.errors[shape]["count"] += 1
+            self.errors[shape]["place"] = self.errors[shape]["place"] or place
         elif len(self.errors) < MOST:
             who = f"{sender[1]}, GPU {sender[4]}" if sender else ""
             if rank := RANK.match(line):  # as srun --label and torchrun put before a line

@@ -20,7 +20,8 @@ RDMA = re.compile(
 def judge(facts: dict, log) -> dict:
     """Verdict in words, why and next."""
     errors = list(log.errors.values())
-    evidence = [e["text"] for e in errors] + [note for note in log.tail if "exceeds" in note]
+    evidence = [f"{e['place']} {e['text']}" for e in errors]
+    evidence += [note for note in log.tail if "exceeds" in note]
     fatal = [e for e in errors if not re.search(r"CANCELLED", e["text"])]
     cancelled = next((e for e in errors if "CANCELLED" in e["text"]), None)
     if fatal:
@@ -61,8 +62,8 @@ def _broken(fatal: list, evidence: list, facts: dict, log, cancelled) -> dict:
     if len(log.versions) > 1 and re.search("mismatch|truncated|wrong type|instead of|Broken", text):
         cause = "ranks run different versions of NCCL: " + ", ".join(log.versions)
         step = "use the same image or environment on every node"
-    why = [f"Line {first['line']}: {first['text'][:160]}" + (f" ({first['who']})" if first["who"]
-                                                             else "") + "."]  # fmt: skip
+    said = ", ".join(word for word in (first["place"], first["who"]) if word)
+    why = [f"Line {first['line']}: {first['text'][:160]}" + (f" ({said})" if said else "") + "."]
     extra = _extra(facts, log, text)
     if loopback := _loopback(facts, text):
         cause, step = loopback
@@ -83,18 +84,22 @@ def _broken(fatal: list, evidence: list, facts: dict, log, cancelled) -> dict:
 def _cause(text: str, fatal: list) -> tuple[str | None, str, dict | None]:
     for sign, cause, step in CAUSES:
         if re.search(sign, text):
-            line = next((e for e in fatal if re.search(sign, e["text"])), None)
+            line = next((e for e in fatal if re.search(sign, f"{e['place']} {e['text']}")), None)
             return cause, step, line
     return None, "", None
 
 
 def _loopback(facts: dict, text: str) -> tuple[str, str] | None:
     """Loopback or a container's bridge among the interfaces, and a peer that is not reached."""
-    inner = [n for n in facts["bootstrap"] or facts["interfaces"] if re.match(VIRTUAL, n)]
+    taken = facts["bootstrap"] or facts["interfaces"]
+    inner = [n for n in taken if re.match(VIRTUAL, n)]
     if inner and re.search("timed out|refused|No route|unreachable", text):
+        outer = [n for n in taken if n not in inner and n != "lo"]
         return (
             f"NCCL took the interface {inner[0]}, which leads to no other machine",
-            "NCCL_SOCKET_IFNAME with the name of the interface between the nodes, on every node",
+            f"export NCCL_SOCKET_IFNAME={outer[0]} on every node (where the interface between them "
+            "is called so)" if outer else "ip -br addr; then export NCCL_SOCKET_IFNAME= with the "
+            "name of the interface between the nodes, on every node",
         )
     if "lo" in facts["interfaces"] and re.search("refused|onnect", text):
         others = [n for n in facts["interfaces"] if n != "lo"]
@@ -156,19 +161,27 @@ def _healthy(facts: dict, log) -> dict:
             "together)",
         }
     if not transport and not facts["interfaces"]:
+        if any("P2P is disabled" in note for note in log.tail):
+            return {
+                "verdict": "no error; peer access is off between GPUs that NVLink or PCIe connects",
+                "why": f"Line {min(log.notes.values())}: 'P2P is disabled between connected GPUs'; "
+                "data goes through host memory then.",
+                "next": "echo $NCCL_P2P_DISABLE $NCCL_P2P_LEVEL; nvidia-smi topo -p2p r",
+            }
         return {
             "verdict": "no error, and too little to tell which transport is used",
-            "why": f"{log.lines} lines of NCCL's log, none with a transport or an interface.",
+            "why": f"{log.lines} lines of NCCL's log, none with a transport or an interface."
+            + "".join(f" It warns ({w[:100]}) and goes on." for w in facts["warnings"][:1]),
             "next": "run again with NCCL_DEBUG=INFO (not VERSION or WARN), and save all of it",
         }
     inside = [t for t in transport if not t.startswith("NET/")]
-    ways = ", ".join(transport) or "none yet"
-    why = [f"{'Channels use' if began else 'Chosen, before any channel stands:'} {ways}."]
+    ways = ", ".join(transport) or "no transport"
+    why = [f"{'Channels use' if began else 'Before any channel stands:'} {ways}."]
     if facts["interfaces"]:
         why.append(f"Interfaces: {', '.join(facts['interfaces'][:12])}.")
     used, total = facts["gdr_channels"]
     if not nets or (began and not log.net_paths):
-        return _one_machine(inside, why, env, facts)
+        return _one_machine(inside, why, env, facts, log.complete)
     if any("Socket" in n for n in nets) and not any(RDMA.match(n) for n in nets):
         return _sockets(why, env, facts, log, began)
     if facts["gdr"]:
@@ -206,7 +219,7 @@ def _healthy(facts: dict, log) -> dict:
     }
 
 
-def _one_machine(inside: list[str], why: list[str], env: dict, facts: dict) -> dict:
+def _one_machine(inside: list, why: list, env: dict, facts: dict, complete: int) -> dict:
     if "SHM" in inside and not any(t.startswith("P2P") for t in inside):
         off = env.get("NCCL_P2P_DISABLE") == "1"
         return {
@@ -217,6 +230,12 @@ def _one_machine(inside: list[str], why: list[str], env: dict, facts: dict) -> d
             "next": "unset NCCL_P2P_DISABLE" if off else
             "nvidia-smi topo -p2p r and topo -m; measure with all_reduce_perf -g 2",
         }  # fmt: skip
+    if not inside and complete:
+        return {
+            "verdict": "no error: the ranks are connected, by a transport that is not shown",
+            "why": f"'Init COMPLETE' stands there {complete} times, and no line 'via …'.",
+            "next": "save the whole log with NCCL_DEBUG=INFO",
+        }
     if not inside:
         return {
             "verdict": "no error so far: no transport is chosen yet",
@@ -243,6 +262,8 @@ def _sockets(why: list[str], env: dict, facts: dict, log, began: bool) -> dict:
         reason = " NCCL finds no RDMA device."
     elif any("libibverbs" in w for w in facts["warnings"]):
         reason = " The library libibverbs is missing, so RDMA was not tried."
+    elif any("aws-ofi" in w or "EFA provider" in w for w in facts["warnings"]):
+        reason = " The plugin for EFA did not start."
     one = facts["nodes"] == 1 or (len(log.hosts) == 1 and not began)
     if one:
         reason += " On one machine that is harmless: the network is not used between its GPUs."

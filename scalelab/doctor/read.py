@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import html
+import json
 import os
 import re
 import select
@@ -23,6 +24,7 @@ from ..cluster import UsageError
 from .nccl_log import NcclLog
 from .nccl_tests import NcclTests
 from .topo import Topo
+from .unwrap import unwrapped
 
 CHUNK = 1 << 16  # bytes
 LINE = 8192  # characters kept of one line; the widest real one (a matrix row) has under 2000
@@ -36,6 +38,9 @@ ANSI = re.compile(
 )
 # `mpirun --tag-output` and its successors put this anywhere in a line, even inside a row
 MPI_TAG = re.compile(r"\[[^\[\]\s]{1,80},\d+\]\s?<std(?:out|err|diag)>:?")
+HTML_TAG = re.compile(
+    r"</?(?:pre|code|br|span|div|td|th|tr|p|li|a|b|i|em|strong|font|details|summary)\b[^<>]*>", re.I
+)
 # A line without any of these words belongs to no collector; most of a training log is that.
 WORDS = (
     "NCCL", "INFO", "WARN", "GPU", "NIC", "PIX", "PXB", "PHB", "SYS", "NODE", "SOC", "Affinity",
@@ -60,7 +65,7 @@ def read(path: str) -> dict:
     foreign = Foreign()
     seen: dict[str, int] = {}  # how often a kind of line came, weighted
     try:
-        for number, line, shape in source.lines():
+        for number, line, shape in unwrapped(source.lines()):
             weight = seen.get(shape, 0)
             # within a row that is cut, any line may be its rest
             if not (tests.pending or topo.open or log.unfinished):
@@ -89,6 +94,13 @@ def read(path: str) -> dict:
         result = chosen.result()
     except ValueError as e:
         raise UsageError(f"{source.name}: {e}") from None
+    for other, held, what in (
+        (topo, topo.rows > 1, "a matrix of nvidia-smi topo -m"),
+        (tests, tests.measured, "nccl-tests' output"),
+        (log, log.spoken > 2 and chosen is topo, "a log of NCCL's"),
+    ):
+        if held and other is not chosen:
+            result["why"] += f" The file also holds {what}, which is not judged here."
     if source.cut:
         result["why"] += f" Only {source.cut} were looked at."
     return result
@@ -136,12 +148,28 @@ def _short(value) -> str:
 
 
 def clean(line: str) -> str:
-    """Without colours, mpirun's tags, non-breaking spaces and HTML entities."""
-    if "\x1b" in line or "[" in line:
-        line = MPI_TAG.sub(" ", ANSI.sub("", line))
+    """Without colours, mpirun's tags, HTML, a container's JSON around it, and a table's border."""
+    if line.startswith("{"):
+        line = _logged(line)
+    if "<" in line:
+        line = HTML_TAG.sub(" ", line)
     if "&" in line:
         line = html.unescape(line)
-    return line.replace("\xa0", " ").replace("\u200b", "").rstrip()
+    if "\x1b" in line or "[" in line:
+        line = MPI_TAG.sub(" ", ANSI.sub("", line))
+    return line.replace("\xa0", " ").replace("\u200b", "").rstrip(" \t|│")
+
+
+def _logged(line: str) -> str:
+    """What was logged, where each line is an object: {"log": "…\\n", "stream": "stdout", …}."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return line
+    for key in ("log", "message", "msg", "textPayload", "MESSAGE"):
+        if isinstance(entry.get(key), str):
+            return entry[key].strip("\n")
+    return line
 
 
 class Source:
@@ -295,7 +323,7 @@ class Foreign:
     def words(self, topo: Topo, source: Source) -> str:
         accepted = "not nvidia-smi topo -m, nccl-tests output or an NCCL_DEBUG=INFO log"
         where = f"in {source.cut} " if source.cut else ""
-        if topo.p2p:
+        if topo.peer:
             return ("this is the matrix of nvidia-smi topo -p2p, which says what peer access is "
                     "supported: run nvidia-smi topo -m")  # fmt: skip
         if topo.header_seen and not self.found & {1, 2}:

@@ -16,10 +16,11 @@ DISTANCES = ("PIX", "PSB", "PXB", "PHB", "NODE", "SYS", "SOC")
 LABEL = r"(?:NV\d{1,2}|PIX|PSB|PXB|PHB|NODE|SYS|SOC|N/A|X)"
 CELL = re.compile(LABEL)
 CELLS = re.compile(rf"{LABEL}+")  # a screen's edge glues two of them together
-P2P = re.compile(r"^(?:OK|CNS|GNS|TNS|NS|DR|U|X)$")
+P2P = re.compile(r"^(?:OK|[CGT]?NS|DR|U|X)$")  # cells of topo -p2p
 NAME = r"[A-Za-z][\w.+-]*\d[\w.+-]*"  # GPU0, NIC12, mlx5_bond_0, bnxt_re0, rdmap16s27
-ROW = re.compile(rf"(?:^|[\s>|:`\])])({NAME})[ \t|]+((?:X|OK|U|N/A|{LABEL})(?:[\s|].*)?)$")
-HEADER = re.compile(r"(?:^|[\s>|:`\])])(GPU\d+(?:[\s|]|$).*)$")
+BEFORE = r"(?:^|[\s>|:`\])+\-\"'])"  # a launcher's tag, a quote, a diff's mark
+ROW = re.compile(rf"{BEFORE}({NAME})[ \t|]+((?:X|OK|U|DR|[CGT]?NS|N/A|{LABEL})(?:[\s|].*)?)$")
+HEADER = re.compile(rf"{BEFORE}(GPU\d+(?:[\s|]|$).*)$")
 LEGEND = re.compile(r"\b(NIC\d+)\s*[:=]\s*([\w.+-]+)\s*$")
 RANGES = re.compile(r"^\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*,?$")
 WORDS = ("GPU", "NIC", "PIX", "PXB", "PHB", "NODE", "SYS", "SOC")  # none: not of a matrix
@@ -35,9 +36,11 @@ class Topo:
         self.rest: dict[str, list[str]] = {}  # what follows them: affinities
         self.legend: dict[str, str] = {}
         self.open: str | None = None  # "header" or the row that may go on in the next line
-        self.p2p = False
+        self.peer: dict[str, list[str]] = {}  # rows of topo -p2p
         self.header_seen = False
-        self.matrices = 0
+        self.after = 0  # columns after the matrix, by its header
+        self.again = False  # another header stands below
+        self.matrices = 0  # whose rows followed
 
     @property
     def rows(self) -> int:
@@ -55,39 +58,49 @@ class Topo:
             if len(self.legend) < MOST:
                 self.legend[legend[1]] = legend[2]
             return True
-        if row := ROW.search(line):
+        if (row := ROW.search(line)) and not CELL.fullmatch(row[1]):
             return self._row(row[1], row[2].split())
         header = HEADER.search(line)
-        if header and ("Affinity" in line or _all_names(header[1].split())):
+        more = was_open == "header" and header and header[1].split()[0] not in self.names
+        if header and not more and ("Affinity" in line or _is_header(header[1].split())):
             self._header(header[1].split())
+            self.after = line.count("Affinity") + line.count("NUMA ID")
             return True
         words = line.split()
         if was_open == "header" and ("Affinity" in line or _all_names(words)):
             self.names += _names(words)
+            self.after += line.count("Affinity") + line.count("NUMA ID")
             self.open = "header"
             return True
-        if was_open and was_open != "header" and words and _goes_on(words):
+        if was_open and was_open != "header" and words and self._goes_on(was_open, words):
             self._fill(was_open, words)
             return True
         return False
 
+    def _goes_on(self, name: str, words: list[str]) -> bool:
+        """Whether these words can be the rest of a row that was wrapped."""
+        if not all(CELLS.fullmatch(w) or RANGES.match(w) or w == "N/A" for w in words):
+            return False
+        left = max(0, len(self.names) - len(self.cells[name])) if not self.rest[name] else 0
+        return left > 0 or len(self.rest[name]) + len(words) <= self.after
+
     def _header(self, words: list[str]) -> None:
         names = _names(words)
-        if self.cells and names[: len(self.names)] != self.names[: len(names)]:
-            self.matrices += 1
-            if not self.complete():  # what came before was no matrix after all
-                self.names, self.cells, self.rest = [], {}, {}
-            else:  # the first one is read
+        if self.cells:
+            if names[: len(self.names)] == self.names[: len(names)] or self.complete():
+                self.again = True  # the first one is read
                 return
-        elif self.cells:
-            self.matrices += 1
-            return
+            # what came before was no matrix after all
+            self.names, self.cells, self.rest, self.matrices = [], {}, {}, self.matrices + 1
         self.names, self.open, self.header_seen = names[:MOST], "header", True
 
     def _row(self, name: str, words: list[str]) -> bool:
         if self.header_seen and all(P2P.match(w) for w in words) and set(words) - {"X"}:
-            self.p2p = True
+            if len(self.peer) < MOST:
+                self.peer[name] = words
             return False
+        if self.again and name in self.cells:
+            self.matrices, self.again = self.matrices + 1, False
         if name in self.cells or len(self.cells) >= MOST or (self.names and name not in self.names):
             return False
         self.cells[name], self.rest[name] = [], []
@@ -175,11 +188,21 @@ class Topo:
             "gpu_nics": near,
             "nic_names": {n: self.legend[n] for n in nics if n in self.legend},
             "gpu_numa": {str(number[g]): n for g, n in zip(gpus, numa)},
+            "peer_access": self._peers(gpus, number),
         }
         judged = topo_verdict.judge([number[g] for g in gpus], facts)
         if self.matrices:
             judged["why"] += f" The file holds {self.matrices + 1} matrices; this is the first."
         return {"kind": "topo", "facts": facts, **judged}
+
+    def _peers(self, gpus: list[str], number: dict[str, int]) -> dict[str, str]:
+        """What topo -p2p says of each pair, where the file holds that too: OK, NS, GNS …"""
+        return {
+            f"{number[a]}-{number[b]}": self.peer[a][k]
+            for i, a in enumerate(gpus)
+            for k, b in enumerate(gpus)
+            if k > i and k < len(self.peer.get(a, ()))
+        }
 
     def _affinity(self, gpu: str) -> tuple[str | None, int | None]:
         """(CPU list, NUMA node) of a GPU, each None where it is not shown."""
@@ -204,13 +227,13 @@ def _names(words: list[str]) -> list[str]:
     return names
 
 
+def _is_header(words: list[str]) -> bool:
+    """Names, and what a screen's width has left of "CPU Affinity"."""
+    return "CPU Affinity".startswith(" ".join(words[len(_names(words)) :]))
+
+
 def _all_names(words: list[str]) -> bool:
     return bool(words) and len(_names(words)) == len(words)
-
-
-def _goes_on(words: list[str]) -> bool:
-    """Whether these words can be the rest of a row that was wrapped."""
-    return all(CELLS.fullmatch(w) or RANGES.match(w) or w == "N/A" for w in words)
 
 
 def _numa_nodes(cpus, numa, labels) -> int | None:

@@ -125,12 +125,14 @@ def judge(gpus: list[int], facts: dict) -> dict:
             "next": nic_next or "run nvidia-smi topo -m outside the job's container or allocation "
             "to see the machine's other GPUs",
         }
-    verdict, why, step = _between(gpus, links, kind)
+    verdict, why, step = _between(gpus, links, kind, facts["peer_access"])
     return {"verdict": verdict, "why": why + nic_words, "next": nic_next or step}
 
 
-def _between(gpus: list[int], links: dict[str, str], kind: str | None) -> tuple[str, str, str]:
+def _between(gpus: list[int], links: dict[str, str], kind: str | None, peers: dict[str, str]):
+    """(verdict, why, next) for two GPUs or more."""
     n = len(gpus)
+    ask = "" if peers else "; nvidia-smi topo -p2p r says whether peer access is on"
     worst = worst_in(gpus, links)
     crossing = [pair for pair, label in links.items() if label == worst]
     tests = f"all_reduce_perf -b 8 -e 8G -f 2 -g {n}"
@@ -153,8 +155,8 @@ def _between(gpus: list[int], links: dict[str, str], kind: str | None) -> tuple[
         return (
             f"one 2-GPU job over PCIe ({worst}), no NVLink" if cost(worst) < 5
             else f"one 2-GPU job goes at the speed of {worst}; two 1-GPU jobs wait for nothing",
-            f"The two GPUs reach each other {MEANING[worst]}. {_pcie(links.values())}",
-            f"measure it: {tests}; nvidia-smi topo -p2p r says whether peer access is on",
+            f"The two GPUs reach each other {MEANING[worst]}. {_pcie(links.values(), peers)}",
+            f"measure it: {tests}{ask}",
         )  # fmt: skip
     size = n // 2
     sets = best_split(gpus, links, size) if size > 1 and n <= 16 else []
@@ -177,8 +179,7 @@ def _between(gpus: list[int], links: dict[str, str], kind: str | None) -> tuple[
         return (
             f"{many} rather than one {n}-GPU job",
             f"NVLink does not reach all GPUs: a ring through all of them passes {slowest}. {hop}",
-            "give each job its set: CUDA_VISIBLE_DEVICES="
-            + ",".join(map(str, sets[0] if sets else gpus)),
+            _give(sets or [gpus]),
         )
     if kind == "nvlink-pairs":
         many = many if size > 2 else ""
@@ -189,15 +190,24 @@ def _between(gpus: list[int], links: dict[str, str], kind: str | None) -> tuple[
             + (f"; else {many}" if many else "")
             + f"; one {n}-GPU job goes at the speed of {worst}",
             f"NVLink joins pairs only; a job on more GPUs passes PCIe. {hop}",
-            "give each job a pair: CUDA_VISIBLE_DEVICES=" + ",".join(map(str, pairs[0])),
+            _give(pairs),
         )
     if sets and cost(max(inside, key=cost)) < cost(worst):
         return (
             f"{many} rather than one {n}-GPU job at the speed of {worst}",
-            f"No NVLink. {hop} {_pcie(links.values())}",
-            "give each job its set: CUDA_VISIBLE_DEVICES=" + ",".join(map(str, sets[0]))
-            + "; nvidia-smi topo -p2p r says whether peer access is on",
+            f"No NVLink. {hop} {_pcie(links.values(), peers)}",
+            _give(sets) + ask,
         )  # fmt: skip
+    closer = max((cost(label) for label in links.values() if cost(label) < cost(worst)), default=0)
+    groups = [g for g in islands(gpus, links, limit=closer) if len(g) > 1]
+    if closer and len(groups) > 1 and sum(map(len, groups)) == n:
+        each = " and ".join(f"{len(g)} on {braces(g)} ({worst_in(g, links)})" for g in groups)
+        return (
+            f"one job of {each.replace(' and ', ', one of ')} rather than one {n}-GPU job at the "
+            f"speed of {worst}",
+            f"No NVLink. {hop} {_pcie(links.values(), peers)}",
+            _give(groups) + ask,
+        )
     near = islands(gpus, links, limit=min(cost(label) for label in links.values()))
     near = [g for g in near if len(g) > 1]
     uneven = len(set(links.values())) > 1
@@ -206,23 +216,35 @@ def _between(gpus: list[int], links: dict[str, str], kind: str | None) -> tuple[
         + (f"; for fewer GPUs first {' or '.join(braces(g) for g in near)} "
            f"({worst_in(near[0], links)})" if uneven else
            "; any split is as good, and smaller jobs wait less"),
-        f"No NVLink. {hop} {_pcie(links.values())}",
-        f"measure it: {tests}; nvidia-smi topo -p2p r says whether peer access is on",
+        f"No NVLink. {hop} {_pcie(links.values(), peers)}",
+        f"measure it: {tests}{ask}",
     )  # fmt: skip
 
 
-def _pcie(labels) -> str:
-    """What a matrix without NVLink cannot show: whether peer access is on."""
-    words = (
-        "On GeForce cards of the 40 and 50 series the stock driver has peer access off, whatever "
-        "the matrix shows."
-    )
+def _pcie(labels, peers: dict[str, str]) -> str:
+    """Whether peer access is on: what topo -p2p says, or why the matrix cannot show it."""
+    said = set(peers.values())
+    if said == {"OK"}:
+        words = "Peer access is on (topo -p2p in the same file)."
+    elif said and "OK" not in said:
+        words = (f"Peer access is off ({', '.join(sorted(said))} in topo -p2p), so data goes "
+                 "through host memory.")  # fmt: skip
+    elif said:
+        off = [pair for pair, text in peers.items() if text != "OK"]
+        words = f"Peer access is off for {_some(off)} (topo -p2p in the same file)."
+    else:
+        words = ("GeForce cards of the 40 and 50 series have peer access off in the stock driver, "
+                 "whatever the matrix shows.")  # fmt: skip
     if {"PIX", "PXB"} & set(labels):
-        words += (
-            " If a job hangs on a pair behind a PCIe switch, ACS or the IOMMU is the usual cause: "
-            "try NCCL_P2P_DISABLE=1."
-        )
+        words += " If a pair behind a PCIe switch hangs, suspect ACS or the IOMMU."
     return words
+
+
+def _give(sets) -> str:
+    """How each job gets its GPUs; the first two sets are enough to see it."""
+    return "one set a job: " + ", then ".join(
+        "CUDA_VISIBLE_DEVICES=" + ",".join(map(str, s)) for s in list(sets)[:2]
+    )
 
 
 def _meaning(label: str) -> str:
@@ -241,11 +263,13 @@ def _some(pairs: list[str]) -> str:
 def _nics(gpus: list[int], facts: dict) -> tuple[str, str]:
     """(words on NICs, what to do first if they are badly placed)."""
     if not facts["nics"]:
-        return " No RDMA NIC is shown: between machines there is only TCP.", ""
+        return " No RDMA NIC is shown.", ""
     distance = facts["gpu_nic_distance"]
     if not distance:
         return " How far the NICs are from the GPUs is not shown.", ""
-    far = [g for g in gpus if RANK.get(distance.get(str(g), ""), 6) > GDR_LIMIT]
+    unknown = [str(g) for g in gpus if str(g) not in distance]
+    gpus = [g for g in gpus if str(g) in distance]
+    far = [g for g in gpus if RANK.get(distance[str(g)], 6) > GDR_LIMIT]
     users: dict[str, list[int]] = {}
     for g in gpus:
         if g not in far:
@@ -255,21 +279,26 @@ def _nics(gpus: list[int], facts: dict) -> tuple[str, str]:
         words = " Near NICs (PIX or PXB, where GPUDirect RDMA is on by default): " + ", ".join(
             f"{nic} for GPU {','.join(map(str, of))}" for nic, of in users.items()
         ) + "."  # fmt: skip
+    if unknown:
+        words += f" The NIC of GPU {','.join(unknown)} is not shown: its row is missing."
     if not far:
         return words, ""
-    steps = ", ".join(f"{g} {distance[str(g)]}" for g in far if str(g) in distance)
+    steps = ", ".join(
+        f"{','.join(str(g) for g in far if distance[str(g)] == d)} {d}"
+        for d in dict.fromkeys(distance[str(g)] for g in far)
+    )
     words += (
-        f" GPUs without a near NIC: {steps}; beyond PXB NCCL by default leaves GPUDirect RDMA off "
-        "and stages through host memory (a cloud's topology file or Grace's C2C can change that)."
+        f" GPUs without a near NIC: {steps}; beyond PXB NCCL leaves GPUDirect RDMA off unless a "
+        "cloud's topology file or Grace's C2C allows it."
     )
     if not users:
-        if all(RANK.get(distance.get(str(g), ""), 6) == 5 for g in gpus):
+        if all(RANK.get(distance[str(g)], 6) == 5 for g in gpus):
             return words, (
                 "move the NIC to the GPUs' socket (or set NPS4 in the BIOS on EPYC); to test, run "
                 "all_reduce_perf across two machines with NCCL_NET_GDR_LEVEL=SYS and without"
             )
         best = min(RANK.get(d, 6) for d in distance.values())
-        first = [g for g in gpus if RANK.get(distance.get(str(g), ""), 6) == best]
+        first = [g for g in gpus if RANK.get(distance[str(g)], 6) == best]
         if len(first) < len(gpus):
             words += f" For work over the network take GPU {','.join(map(str, first))} first."
         return words, ""
