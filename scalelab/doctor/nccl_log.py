@@ -32,8 +32,8 @@ OOB = re.compile(r"\bOOB ([\w.@-]+):")
 WHERE = re.compile(r"(\S+\.(?:cc|cu|h|cpp|c):\d+)\s+NCCL (?:WARN|ERROR|ABORT)")
 SENDER = re.compile(r"(\S+?):(\S+?):(\S+?) \[(-?\d+)\]")
 RANK = re.compile(r"\s*\[?(?:rank|default)?(\d{1,5})\]?: ")
-RANK_LINE = re.compile(r"\brank (\d+) n[Rr]anks (\d+)\b")
-NODES = re.compile(r"\bnNodes (\d+)\b")
+RANK_LINE = re.compile(r"\brank (\d{1,7}) n[Rr]anks (\d{1,7})\b")
+NODES = re.compile(r"\bnNodes (\d{1,7})\b")
 # harmless on their own: a missing plugin or library only means that TCP or the built-in is used
 HARMLESS = re.compile(
     r"Failed to open libibverbs|No plugin found|Could not find real path|NET/Plugin|Plugin load"

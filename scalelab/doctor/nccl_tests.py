@@ -23,7 +23,7 @@ BEGIN = re.compile(r"\bnThreads? \d+\s+nGpus \d+\s+minBytes \d+\s+maxBytes \d+")
 USING = re.compile(r"\bUsing devices\b")
 # "#  Rank  0 Group  0 Pid 418 on node-a device  0 [0000:1b:00] NVIDIA H100 80GB HBM3"
 DEVICE = re.compile(
-    r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\s+(\d+)"
+    r"\bRank\s+(\d{1,7})\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\s+(\d{1,5})"
     r"\s+\[([0-9a-fA-Fx:.]+)\]\s*(.*)"
 )
 COLUMNS = re.compile(
@@ -38,12 +38,12 @@ TYPES = (
 # figure before it has in a row that is cut
 WRONG = r"(?:\d+(?:\.\d+)?[eE][-+]?\d+|\d+|N/A|[-+]?(?:inf|nan))"
 TYPE, IS_WRONG = re.compile(TYPES), re.compile(WRONG)
-HEAD = re.compile(rf"(?:^|[\s>|:])(\d+)\s+(\d+)\s+({TYPES})\b[ \t]*(.*)$")
+HEAD = re.compile(rf"(?:^|[\s>|:])(\d{{1,15}})\s+(\d{{1,15}})\s+({TYPES})\b[ \t]*(.*)$")
 REDOP = re.compile(r"^(sum|prod|max|min|avg|mulsum|none|all)\b\s*(.*)$")
 GROUP = re.compile(rf"({NUMBER})\s+({NUMBER})\s+({NUMBER})\s+({WRONG})(?=\s|$)")
 ONLY_GROUPS = re.compile(rf"^\s*(?:{NUMBER}\s+{NUMBER}\s+{NUMBER}\s+{WRONG}\s*){{1,2}}$")
 AVERAGE = re.compile(r"\bAvg bus bandwidth\s*:\s*(\S+)")
-BOUNDS = re.compile(r"\bOut of bounds values\s*:\s*(\d+)\s*(OK|FAILED)?")
+BOUNDS = re.compile(r"\bOut of bounds values\s*:\s*(\d{1,15})\s*(OK|FAILED)?")
 FAILURE = re.compile(
     r"(Test (?:NCCL|CUDA|MPI) failure \S+ .*|Test failure \S+|(?:CUDA|Cuda) failure \S+:\d+ .*"
     r"|NCCL failure \S+ .*|Test timeout.*)"
@@ -109,7 +109,7 @@ class NcclTests:
     def feed(self, number: int, line: str, in_log: bool) -> bool:
         """Takes the line in; whether it is of the test's own output."""
         if in_log:  # "8  2  float  sum  -1 node-a:25:25 [0] NCCL INFO …"
-            comm = re.search(r"\bn[Rr]anks (\d+)\b", line)
+            comm = re.search(r"\bn[Rr]anks (\d{1,7})\b", line)
             if comm and len(self.comms) < MOST:
                 self.comms.add(int(comm[1]))
             line = re.split(r"\S+:\d+:\d+ \[|NCCL (?:INFO|WARN)", line, maxsplit=1)[0]
@@ -157,7 +157,7 @@ class NcclTests:
             except ValueError:
                 return
             run = self._open(ends="average")
-            run.average, run.ended = value, True
+            run.average, run.ended = (value if 0 <= value < 1e9 else None), True
             self._of(run)
             self.jobs.end(footer=True)
         elif failure := FAILURE.search(line):
@@ -205,7 +205,7 @@ class NcclTests:
         redop = root = None
         if found := REDOP.match(rest):
             redop, rest = found[1], found[2]
-        found = re.match(r"(-?\d+)(?:\s+(.*))?$", rest)
+        found = re.match(r"(-?\d{1,7})(?:\s+(.*))?$", rest)
         if found and self._has_root(found[1], len(rest.split())):
             root, rest = int(found[1]), found[2] or ""
         groups = GROUP.findall(rest)
@@ -223,6 +223,8 @@ class NcclTests:
         a long file is that."""
         words = line.split()
         if not (7 <= len(words) <= 13 and words[0].isdecimal() and words[1].isdecimal()):
+            return False
+        if len(words[0]) > 15:
             return False
         if not TYPE.fullmatch(words[2]):
             return False
@@ -245,7 +247,7 @@ class NcclTests:
 
     def _has_root(self, word: str, left: int) -> bool:
         """Whether this is the root, and not a time: both can be whole numbers."""
-        if not re.fullmatch(r"-?\d+", word, re.ASCII):
+        if not re.fullmatch(r"-?\d{1,7}", word, re.ASCII):
             return False
         return word.startswith("-") or (left in (5, 9) if self.rooted is None else self.rooted)
 
@@ -277,9 +279,9 @@ class NcclTests:
                 a, b = _half_digit(alg_text), _half_digit(bus_text)
                 run.ratio[0] = max(run.ratio[0], (bus - b) / (alg + a))
                 run.ratio[1] = min(run.ratio[1], (bus + b) / (alg - a))
-            if wrong != "N/A" and not self.old_columns and "e" not in wrong.lower():
+            if not self.old_columns and wrong.isdecimal() and len(wrong) < 16:
                 run.checked = True
-                run.wrong += int(float(wrong))
+                run.wrong += int(wrong)
         if run.largest is None or self.nbytes >= run.largest[0]:
             run.half = run.largest[1] if run.largest else None
             run.largest = (self.nbytes, top)

@@ -29,6 +29,7 @@ def read(tests) -> dict:
         devices = devices or max(apart, key=len)
         nodes = [d for each in apart for d in each]
     ranks = max(d.rank for d in devices) + 1 if devices else _ranks(tests, best)
+    whole = len({d.rank for d in devices}) == ranks  # else the list is cut: hosts are missing
     averages = [r.average for r in runs if r.average is not None]
     if best is not None and best.rows:
         max_busbw = best.best
@@ -38,7 +39,7 @@ def read(tests) -> dict:
         max_busbw = average = max(averages, default=None)
     facts = {
         "test": _test(tests, best, ranks),
-        "nodes": len(hosts(nodes)) or None,
+        "nodes": len(hosts(nodes)) if nodes and (whole or independent) else None,
         "ranks": ranks,
         "max_busbw": max_busbw,
         "avg_busbw": average,
@@ -80,6 +81,8 @@ def _wrong(tests, runs: list) -> int | None:
 
 def _independent(tests, runs: list) -> bool:
     """Whether several runs, each believing itself alone, were started in place of one."""
+    if any(_mixed(run, after) for run, after in zip(runs, runs[1:])):
+        return True
     if tests.jobs.lists:
         return tests.jobs.apart(runs)
     # rows only: the same sizes again and again, and busbw 0, which is one rank by definition
@@ -87,6 +90,13 @@ def _independent(tests, runs: list) -> bool:
         count > 1 for r in runs for (size, *_), count in r.sizes.items() if size >= 1 << 20
     )
     return repeated and all(r.best == 0 for r in runs if r.rows)
+
+
+def _mixed(run, after) -> bool:
+    """Whether two tables stand in one: each size twice, and a second last line follows."""
+    twice = sum(count > 1 for count in run.sizes.values())
+    return twice > 1 and 2 * twice >= len(run.sizes) and not after.rows and (
+        after.average is not None)  # fmt: skip
 
 
 def _ranks(tests, run) -> int | None:

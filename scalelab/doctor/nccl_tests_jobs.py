@@ -39,6 +39,7 @@ class Jobs:
         self.kept = 0
         self.begun = 0  # headers since then
         self.begun_first = 0  # of them, before the first list
+        self.begun_last = 0  # and before the last
         self.together = False  # two jobs ran at the same time
         self.doubt = False  # or perhaps the first of them broke off before the second
         self.footers = 0  # since the doubt
@@ -58,6 +59,9 @@ class Jobs:
             near = [d for d in follows if d[-1].host == device.host]
             if goes_on := near or follows or self.open:
                 goes_on[-1].append(device)
+                if self.open:  # another's header or list stands within this one
+                    mixed = self.begun > self.begun_last or goes_on[-1] is not self.open[-1]
+                    self.together |= mixed
                 return
         if not self.open:
             self.begun_first = self.begun
@@ -65,6 +69,7 @@ class Jobs:
             self.together = True
         else:
             self.doubt = True
+        self.begun_last = self.begun
         self.open.append([device])
         self.lists.append(self.open[-1])
 

@@ -20,7 +20,7 @@ P2P = re.compile(r"^(?:OK|[CGT]?NS|DR|U|X)$")  # cells of topo -p2p
 NAME = r"[A-Za-z][\w.+-]*\d[\w.+-]*"  # GPU0, NIC12, mlx5_bond_0, bnxt_re0, rdmap16s27
 BEFORE = r"(?:^|[\s>|:`\])+\-\"'])"  # a launcher's tag, a quote, a diff's mark
 ROW = re.compile(rf"{BEFORE}({NAME})[ \t|]+((?:X|OK|U|DR|[CGT]?NS|N/A|{LABEL})(?:[\s|].*)?)$")
-HEADER = re.compile(rf"{BEFORE}(GPU\d+(?:[\s|]|$).*)$")
+HEADER = re.compile(rf"{BEFORE}(GPU\d{{1,4}}(?:[\s|]|$).*)$")
 LEGEND = re.compile(r"\b(NIC\d+)\s*[:=]\s*([\w.+-]+)\s*$")
 RANGES = re.compile(r"^\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*,?$")
 WORDS = ("GPU", "NIC", "PIX", "PXB", "PHB", "NODE", "SYS", "SOC")  # none: not of a matrix
@@ -64,12 +64,12 @@ class Topo:
         more = was_open == "header" and header and header[1].split()[0] not in self.names
         if header and not more and ("Affinity" in line or _is_header(header[1].split())):
             self._header(header[1].split())
-            self.after = line.count("Affinity") + line.count("NUMA ID")
+            self.after = 3 if "CPU" in line else 0
             return True
         words = line.split()
         if was_open == "header" and ("Affinity" in line or _all_names(words)):
             self.names += _names(words)
-            self.after += line.count("Affinity") + line.count("NUMA ID")
+            self.after = 3 if "Affinity" in line else self.after
             self.open = "header"
             return True
         if was_open and was_open != "header" and words and self._goes_on(was_open, words):
@@ -149,7 +149,7 @@ class Topo:
     def result(self) -> dict:
         """Kind, facts, verdict, why, next. Raises ValueError for a matrix that is cut."""
         names, label = self._matrix()
-        gpus = [n for n in names if re.fullmatch(r"GPU\d+", n)]
+        gpus = [n for n in names if re.fullmatch(r"GPU\d{1,4}", n)]
         nics = [n for n in names if n not in gpus]
         if not gpus or not any(g in self.cells for g in gpus):
             raise ValueError("a matrix without rows of GPUs: save nvidia-smi topo -m again")
@@ -213,7 +213,7 @@ class Topo:
             cpus = ranges[0]
             later = words[words.index(cpus) + 1 :][:1]
             if later and RANGES.match(later[0]):  # Grace lists its GPU's memory nodes too
-                numa = int(re.match(r"\d+", later[0])[0])
+                numa = int(re.match(r"\d{1,6}", later[0])[0])
         return cpus, numa
 
 
