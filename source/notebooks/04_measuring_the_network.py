@@ -137,8 +137,8 @@ for found in (few, many):
           f"theory {2 * (n - 1) / n}; wrong sums: {row['wrong']}")  # fmt: skip
 
 # %% [markdown]
-# **Explain.** The bytes depend on the number of ranks and on nothing else. (A slower link carries the same bytes for longer; section 2
-# has the count at 100 mbit/s.)
+# **Explain.** The bytes depend on the number of ranks and on nothing else. (A slower link carries the same bytes for
+# longer; section 2 has the count at 100 mbit/s.)
 #
 # From this come the two speeds of the table. It has the columns of *nccl-tests*, the programs that everyone uses on GPUs:
 #
@@ -158,8 +158,8 @@ for op in cost.BUS_FACTORS:
 # %% [markdown]
 # ## 2. Small messages, large messages
 #
-# **Predict.** 1 kB is 1/4096 of 4 MB (sizes count in steps of 1,024 here). How many times shorter does its all-reduce take,
-# at 1 gbit/s?
+# **Predict.** 512 bytes are 1/4096 of 2M. (K and M are 1,024 and 1,024² bytes, as nccl-tests writes them.) How many times
+# shorter is their all-reduce, at 1 gbit/s?
 
 # %%
 my_times_shorter = None
@@ -170,7 +170,7 @@ grading.predict("04.times_shorter", my_times_shorter)
 # you.
 
 # %% tags=["nbval-ignore-output"]
-panel = BandwidthPanel(rate="1gbit", rate_b="100mbit", sizes="1K:4M:8")
+panel = BandwidthPanel(rate="1gbit", rate_b="100mbit", sizes="512:2M:8")
 with cluster.start(nodes=2) as c:
     two_links = recall("04_two_links", lambda: [
         {k: v for k, v in found.items() if k not in ("dir", "run", "nodes")}
@@ -184,13 +184,13 @@ panel
 # %% tags=["nbval-ignore-output"]
 sweeps = dict(zip(("1 gbit", "100 mbit"), two_links))
 with cluster.start(nodes=2) as c:
-    sweeps["no limit"] = swept("no_limit", c, "64K,1M,8M", rate=None)
+    sweeps["no limit"] = swept("no_limit", c, "32K,512K,8M", rate=None)
 print(sweep.table(sweeps["1 gbit"]))
 times = {row["bytes"]: row["time_us"] for row in sweeps["1 gbit"]["rows"]}
-ratio = times[4 << 20] / times[1 << 10]
+ratio = times[2 << 20] / times[512]
 same = sweeps["100 mbit"]["rows"][-1]
-print(f"\nat 100 mbit/s, 4M: {same['wire_bytes'] / same['bytes']:.2f} tensors sent, with headers")
-print(f"4M against 1K: {ratio:.0f} times as long, for 4096 times the bytes; you said", my_times_shorter)
+print(f"\nat 100 mbit/s, 2M: {same['wire_bytes'] / same['bytes']:.2f} tensors sent, with headers")
+print(f"2M against 512 bytes: {ratio:.0f} times as long, for 4096 times the bytes; you said", my_times_shorter)
 
 # %% [markdown]
 # **Explain.** A message costs something before its first byte arrives. Two numbers describe it: **α**, the seconds for each
@@ -239,10 +239,10 @@ for link, found in sweeps.items():
 # they are parallel, one power of ten apart. That is why DDP gathers gradients in buckets (lesson 03), and why "the speed of
 # the network" is not one number.
 #
-# Four remarks. A busbw of about 95 % of the rate is all that there is to have: headers take the rest (section 6). At 64K it can
-# be higher, because what limits these links lets a short burst through; the large sizes count. Without a limit no network is
-# measured at all: both ends are on this computer, and its cores copy every byte. And the smallest times are the noisiest ones
-# (*spread*): they are a few wake-ups of a process long.
+# Four remarks. A busbw of about 95 % of the rate is all that there is to have: headers take the rest (section 6). A middle
+# size can even lie above the rate, since what limits these links lets a short burst through; the large sizes count. Without
+# a limit no network is measured at all: both ends are on this computer, and its cores copy every byte. And the smallest
+# times are the noisiest ones (*spread*): they are a few wake-ups of a process long.
 #
 # ## 3. Delay: a rack, a building, two cities
 #
@@ -432,7 +432,7 @@ print(f"{'2D torus, both ways':27}", *(f"{ms:7.1f}" for ms in torus))
 # A packet holds at most **MTU** bytes: 1,500 on Ethernet, up to 9,000 with *jumbo frames*. Of these 40 are IP's and TCP's
 # headers, and 12 a time stamp. Ethernet adds 14. (And on a real cable 24 more, as preamble, checksum and gap.)
 #
-# **Predict.** By how many percent will an all-reduce of 4M at 100 mbit/s be faster with an MTU of 9,000?
+# **Predict.** By how many percent will an all-reduce of 2M at 100 mbit/s be faster with an MTU of 9,000?
 
 # %%
 my_percent = None
@@ -447,7 +447,7 @@ print(f"gain by theory: {share[9000] / share[1500] - 1:.1%}")
 
 # %% tags=["nbval-ignore-output"]
 with cluster.start(nodes=2) as c:
-    jumbo = swept("jumbo", c, "4M", rate="100mbit", mtu=9000)["rows"][-1]
+    jumbo = swept("jumbo", c, "2M", rate="100mbit", mtu=9000)["rows"][-1]
 plain = sweeps["100 mbit"]["rows"][-1]  # section 2's, which had an MTU of 1,500
 for mtu, row in ((1500, plain), (9000, jumbo)):
     print(f"MTU {mtu}: busbw {1000 * row['busbw']:.2f} MB/s; packets {row['wire_packets']:.0f};",
@@ -466,8 +466,8 @@ print(f"gain: {jumbo['busbw'] / plain['busbw'] - 1:.1%}; you said {my_percent} p
 # A step of DDP is forward, backward, update, and what of the all-reduces backward does not hide. You have all parts of it:
 # measure computing without a network, take α and β from section 2, and lay DDP's buckets along backward.
 #
-# `scripts/step_time.py` trains two equal layers with 1 MB of gradients each. Its first job runs at 100 mbit/s; it also says how
-# long forward, backward and update take by themselves (under `no_sync`).
+# `scripts/step_time.py` trains two equal layers with 1 MB of gradients each. Its first job runs at 100 mbit/s; it also says
+# how long forward, backward and update take by themselves (under `no_sync`).
 
 # %% tags=["nbval-ignore-output"]
 MODEL = ("--layers", "2", "--batch-size", "1280", "--steps", "8")
@@ -485,16 +485,16 @@ buckets = step.buckets(steps[100]["parameter_bytes"])
 print("buckets, bytes:", buckets)
 
 # %% [markdown]
-# The first bucket travels while backward is in its second half. The second one is full when backward is over, so nothing hides
-# it. (A model of several hundred MB has many buckets, and only the last one is sure to be exposed.)
+# The first bucket travels while backward is in its second half. The second one is full when backward is over, so nothing
+# hides it. (A model of several hundred MB has many buckets, and only the last one is sure to be exposed.)
 #
-# **Predict** the step at 100 mbit/s, at 1 gbit/s, and at 250 mbit/s, where you have measured nothing: β there is a quarter
-# of β at 1 gbit/s.
+# **Predict** the step at 100 mbit/s, at 1 gbit/s, and at 250 mbit/s, where nothing was measured: take 2.5 times the β of
+# 100 mbit/s.
 
 
 # %%
 def predicted(mbit):
-    known, by = (sweeps["100 mbit"], 1) if mbit == 100 else (sweeps["1 gbit"], mbit / 1000)
+    known, by = (sweeps["1 gbit"], 1) if mbit == 1000 else (sweeps["100 mbit"], mbit / 100)
     return step.predict(**parts, buckets=buckets, all_reduce=lambda s: all_reduce(s, known, by))
 
 
@@ -516,9 +516,9 @@ for mbit, one in forecast.items():
           f"{one.seconds / measured - 1:+11.0%} {share:14.0%}")  # fmt: skip
 
 # %% [markdown]
-# Where the network takes most of the step, the prediction is close. On quick links the real step is longer than predicted: sending
-# costs the processor too, and here the same few cores compute and copy. (A GPU has copy engines and a network card beside it,
-# and still gives some of its time to communication.)
+# Where the network takes most of the step, the prediction is close. On quick links the real step is longer than predicted:
+# sending costs the processor too, and here the same few cores compute and copy. (A GPU has copy engines and a network card
+# beside it, and still gives some of its time to communication.)
 #
 # **Where does communication pass computing?** All-reduces take G · 2(n-1)/n ÷ β for G bytes of gradients; forward and
 # backward take what they take. They are equal at
