@@ -1,12 +1,15 @@
 """What lab 04's judges compare with is itself right."""
 
 import itertools
+import math
 import random
 import re
 
+import numpy as np
 import pytest
 
-from scalelab.grading.labs.lab04 import fit, reports, step, topologies
+from scalelab.grading.bench import Rank
+from scalelab.grading.labs.lab04 import fit, parts, reports, step, topologies
 from scalelab.grading.verdict import Wrong
 
 
@@ -100,6 +103,50 @@ def test_a_report_says_what_ran(seed):
         assert r.supported == (honest and reached and "FAILED" not in r.text), r.name
 
 
+@pytest.mark.parametrize("value, want", [
+    (3, 3.0), (np.float32(0.5), 0.5), (np.array([2.0]), 2.0), (np.True_, 1.0), (math.inf, None),
+    (-math.inf, None), (math.nan, None), (10**400, None), ("3", None), (None, None), ([3], None),
+    (np.zeros(2), None), (1j, None),
+])  # fmt: skip
+def test_a_number_is_finite_and_one(value, want):
+    assert parts.number(value) == want
+
+
+def test_nothing_is_close_to_infinity_and_within_is_of_the_truth():
+    assert parts.numbers((math.inf, 1), 2) is None
+    assert not parts.close(math.inf, 1.0, 0.15)
+    assert not parts.close(1.16, 1.0, 0.15) and not parts.close(0.84, 1.0, 0.15)
+    assert parts.close(1.14, 1.0, 0.15) and parts.close(0.86, 1.0, 0.15)
+
+
+def test_iterators_and_views_are_sent_as_lists_and_endless_ones_cut():
+    assert parts.sendable(i for i in (1, 2)) == [1, 2]
+    assert parts.sendable((True, {1: (8, 1)}.values())) == (True, [(8, 1)])
+    assert parts.sendable({"fours": map(list, [(1,)])}) == {"fours": [[1]]}
+    assert len(parts.sendable(itertools.count())) == parts.MANY
+    assert parts.sendable(lambda: 1).startswith("<function")
+
+
+def test_what_an_answer_uses_again_is_copied():
+    again = np.zeros(1)
+
+    def answer(v):
+        again[:] = v
+        return again
+
+    got = parts.try_each(0, 1, answer, [(1.0,), (2.0,)])
+    assert [float(f["got"][0]) for f in got] == [1.0, 2.0]
+
+
+def test_an_error_says_where_in_the_answer():
+    def answer(v):
+        return v.nothing
+
+    (found,) = parts.try_each(0, 1, answer, [(1,)])
+    assert re.search(r"AttributeError: .* \(line \d+, in answer\)$", found["error"])
+    assert found["kind"] == "AttributeError"
+
+
 def test_mixed_lines_lose_none():
     outputs = [[f"{k}{i}" for i in range(9)] for k in "abc"]
     mixed = reports.interleaved(outputs, random.Random(1))
@@ -111,8 +158,8 @@ def test_mixed_lines_lose_none():
 class OneRank:
     """A bench whose ranks are this process."""
 
-    def values(self, n, trial, answer, cases, **options):
-        return [trial(0, n, answer, cases)]
+    def ranks(self, n, trial, answer, cases, **options):
+        return [Rank(0, value=trial(0, n, answer, cases))]
 
 
 @pytest.mark.parametrize("measured, factor, says", [

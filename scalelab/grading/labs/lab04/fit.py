@@ -11,7 +11,7 @@ from ....measure import cost
 from ....measure.fit import fit as measured_fit
 from ...bench import Bench
 from ...verdict import Wrong
-from .parts import close, numbers, try_each
+from .parts import close, numbers, tried
 
 SIZES = [1 << k for k in range(10, 27)]  # 1 KiB to 64 MiB
 ALPHA_WITHIN, BETA_WITHIN = 0.10, 0.05
@@ -82,7 +82,7 @@ def judge_fit(bench: Bench, answer) -> str:
     real = json.loads(MEASURED.read_text()) if MEASURED.exists() else None
     if real:
         cases.append((real["sizes"], real["seconds"], real["world_size"]))
-    (found,) = bench.values(1, try_each, answer, cases, group=False)
+    found = tried(bench, answer, cases)
     bad = []
     for case, d, f in zip(cases, sets, found):
         where = f"{d['world_size']} ranks, alpha {_us(d['alpha'])}, beta {d['beta'] / 1e9:g} GB/s"

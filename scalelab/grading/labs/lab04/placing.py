@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...bench import Bench, raise_if_broken
+from ...bench import Bench
 from ...verdict import Wrong
-from .parts import try_each
+from .parts import numbers, tried
 from .topologies import GIVEN, GPUS, best, fours_score, hops, renumbered, score, speed
 
 SECONDS = 20.0  # for all machines together; trying every ring takes one
@@ -17,13 +17,9 @@ def judge_placing(bench: Bench, answer) -> str:
         machines += [(name, "numbered otherwise", renumbered(links, seed)) for name, links in
                      GIVEN.items()]  # fmt: skip
     cases = [(dict(links),) for _, _, links in machines]
-    found = bench.ranks(1, try_each, answer, cases, group=False, timeout=SECONDS)
-    if found[0].hung:
-        raise Wrong(f"not done after {SECONDS:g} s with {len(cases)} machines. 8 GPUs make 2520 "
-                    "different rings (7! / 2), and there are 35 ways to share them out: trying all "
-                    f"takes a second\n{found[0].where[-300:]}".rstrip())  # fmt: skip
-    raise_if_broken(found)
-    for (name, how, links), f in zip(machines, found[0].value):
+    found = tried(bench, answer, cases, SECONDS, "8 GPUs make 2520 different rings (7! / 2), and "
+                  "there are 35 ways to share them out: trying all takes a second")  # fmt: skip
+    for (name, how, links), f in zip(machines, found):
         where = f"{name}, {how}"
         if "error" in f:
             raise Wrong(f"{where}: {f['error']}")
@@ -33,11 +29,11 @@ def judge_placing(bench: Bench, answer) -> str:
 
 
 def _ring(where, what, value, size) -> list[int]:
-    try:
-        ring = [int(g) for g in value]
-    except (TypeError, ValueError):
+    ring = numbers(value)
+    if ring is None or not all(g == int(g) for g in ring):
         raise Wrong(f"{where}: {what} is {value!r:.60}, not a list of {size} GPU "
-                    "numbers") from None  # fmt: skip
+                    "numbers")  # fmt: skip
+    ring = [int(g) for g in ring]
     if len(ring) == size + 1 and ring[0] == ring[-1]:
         raise Wrong(f"{where}: {what} names GPU {ring[0]} at both ends; name each GPU once, the "
                     "ring is closed by itself")  # fmt: skip

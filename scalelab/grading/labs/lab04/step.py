@@ -7,7 +7,7 @@ from ....measure import step as measured_step
 from ...bench import Bench
 from ...verdict import Wrong
 from .live import live_case
-from .parts import close, number, try_each
+from .parts import close, number, tried
 
 WITHIN = 0.15
 MIB = 1 << 20
@@ -26,13 +26,14 @@ CASES = (  # forward, backward, update (s), buckets (bytes, in order of readines
     (0.30, 0.60, 0.03, DDP, 4, "10 gbit", 1),
     (0.30, 0.60, 0.03, DDP, 8, "10 gbit", 8),
     (0.12, 0.25, 0.12, DDP, 8, "an NVLink", 1),
-    (0.02, 0.04, 0.005, (MIB, 2 * MIB, 3 * MIB), 8, "5 ms away", 1),
+    (0.02, 0.04, 0.09, (MIB, 2 * MIB, 3 * MIB), 8, "5 ms away", 1),
     (0.02, 0.04, 0.005, (MIB // 4,) * 6, 4, "5 ms away", 2),
     (0.40, 0.80, 0.02, (MIB, 25 * MIB, 80 * MIB), 2, "1 gbit", 1),
     (0.40, 0.80, 0.02, (80 * MIB, 25 * MIB, MIB), 2, "1 gbit", 1),
     (0.10, 0.20, 0.01, (MIB, 2 * MIB), 3, "100 mbit", 2),
     (0.15, 0.60, 0.01, (3 * MIB,) * 12, 4, "1 gbit", 1),  # nearly all of it can be hidden
     (0.02, 0.04, 0.08, (2 * MIB,) * 2, 2, "10 gbit", 4),
+    (0.05, 1.40, 0.01, (4 * MIB,) * 10 + (40 * MIB,), 2, "1 gbit", 1),  # the large one is last
     (0.05, 0.10, 0.01, DDP, 1, "1 gbit", 2),
 )
 
@@ -88,6 +89,10 @@ def _parallel(f, b, u, buckets, n, alpha, beta, k):
     return (k - 1) * (f + b) + f + end + u
 
 
+def _update_hides(f, b, u, *rest):
+    return max(step_time(f, b, 0, *rest), rest[-1] * (f + b) + u)
+
+
 MISTAKES = [  # (what the answer would give, what to say); looked through in this order
     (lambda *c: c[7] * (c[0] + c[1]) + c[2], "the network costs nothing here: what of the "
      "all-reduce ends after backward has ended?"),
@@ -113,6 +118,10 @@ MISTAKES = [  # (what the answer would give, what to say); looked through in thi
      "another, so a bucket starts when it is ready and the one before it has ended"),
     (_variant(begin="equal"), "every bucket gets an equal share of backward; the share goes by "
      "bytes"),
+    (lambda *c: step_time(*c[:3], c[3][::-1], *c[4:]), "the buckets from the last to the first; "
+     "they are in the order in which backward fills them already"),
+    (_update_hides, "the update hides communication too; it needs all gradients, so it begins when "
+     "backward and the last all-reduce have both ended"),
     (lambda *c: step_time(*c) - c[2], "the optimizer's update is missing"),
     (lambda *c: step_time(*c) + (c[7] - 1) * c[2], "one update in a step, not one for each "
      "micro-batch"),
@@ -148,7 +157,7 @@ MISTAKES = [  # (what the answer would give, what to say); looked through in thi
 
 def judge_step(bench: Bench, answer) -> str:
     cases = [(*c[:3], list(c[3]), c[4], *LINKS[c[5]], c[6]) for c in CASES]
-    (found,) = bench.values(1, try_each, answer, cases, group=False)
+    found = tried(bench, answer, cases)
     bad = []
     for case, f, (*_, link, _) in zip(cases, found, CASES):
         got = _time(f, _where(case, link))
@@ -166,7 +175,7 @@ def _judge_live(bench, answer) -> str:
     live = live_case()
     if "why" in live:
         return f"no real step was measured here: {live['why']}"
-    (found,) = bench.values(1, try_each, answer, [live["arguments"]], group=False)
+    found = tried(bench, answer, [live["arguments"]])
     got, want = _time(found[0], live["where"]), live["seconds"]
     words = f"{live['where']}: predicted {got:.3f} s, measured {want:.3f} s"
     if not close(right(live["arguments"]), want, WITHIN):
