@@ -31,8 +31,9 @@ from scalelab.grading.labs.lab04 import reports, topologies
 # nccl-tests counts it: for all-reduce, broadcast and send-recv the buffer of one rank; for all-gather and reduce-scatter *the
 # whole*, which is n times the part that a rank puts in or gets out.
 #
-# Return `(algbw, busbw)` in GB/s: busbw is what the link of the busiest rank has carried, so that `busbw * 1e9 * seconds` is the
-# bytes it has sent. One rank alone sends nothing. After the formula the check times rings of sends on real ranks and counts.
+# Return `(algbw, busbw)` in GB/s: busbw is what the link of the busiest rank has carried where the data goes round in a ring, so
+# that `busbw * 1e9 * seconds` is the bytes it has sent. One rank alone sends nothing. After the formula the check times rings of
+# sends on real ranks and counts.
 
 
 # %%
@@ -64,8 +65,8 @@ grading.check("04.1", bandwidths)
 #
 # $$t = 2(n-1)\,\alpha + \frac{2(n-1)}{n}\,\frac{\mathrm{size}}{\beta}$$
 #
-# Return `(alpha, beta)`, in seconds and in bytes a second. The smallest size takes microseconds and the largest one seconds, and
-# every time is off by a few percent *of itself*.
+# Return `(alpha, beta)`, in seconds and in bytes a second. The largest size can take thousands of times as long as the
+# smallest, and every time is off by a few percent *of itself*.
 
 
 # %%
@@ -93,7 +94,7 @@ grading.check("04.2", fit)
 # - Of `micro_batches`, all but the last one are under `no_sync`.
 # - In the last backward a bucket is ready when its share of the work is done: the share that its bytes, and those of the buckets
 #   before it, have of all bytes.
-# - Buckets are all-reduced one after another, as rings, while backward goes on.
+# - Buckets are all-reduced one after another, as rings (the formula of 04.2), while backward goes on.
 # - The update begins when backward and the last all-reduce have both ended.
 #
 # Where hosts can be emulated the check then measures alpha and beta on one link, sets the link to another rate, and compares
@@ -174,7 +175,7 @@ grading.check("04.4", place)
 # %% [markdown]
 # ## Find the wrong claim
 #
-# **Exercise 04.5** · ★★★☆☆ · 20 minutes · target: jobs of each report, and whether it supports its claim, right in all of 24
+# **Exercise 04.5** · ★★★☆☆ · 20 minutes · target: jobs of each report, and whether it supports its claim, right in all of 26
 #
 # "Two nodes of eight GPUs, busbw 480 GB/s: the network is fine." Started without the right `mpirun` line, nccl-tests runs once
 # on each node, or once on each GPU, and nothing crosses the network. It raises no error; the output tells. Two small reports (hosts

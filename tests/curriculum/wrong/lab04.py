@@ -1,6 +1,8 @@
 """Wrong answers to lab 04 that people really write, and what the verdict must say of each."""
 
 import itertools
+import math
+import os
 import re
 import time
 
@@ -52,6 +54,23 @@ def one_part_as_size(op, nbytes, seconds, world_size):
 def divides_by_n_minus_1(op, nbytes, seconds, world_size):
     algbw = nbytes / seconds / 1e9
     return algbw, algbw * world_size / (2 * (world_size - 1))
+
+
+def keys_with_underscores(op, nbytes, seconds, world_size):
+    return {op.replace("-", "_"): f for op, f in RING.items()}[op](world_size)
+
+
+def infinite(*case):
+    return math.inf, math.inf
+
+
+def ends_its_process(*case):
+    os._exit(0)
+
+
+def prints_without_end(*case):
+    while True:
+        print("x" * 1000)
 
 
 # -- fit ----------------------------------------------------------------------------------------
@@ -153,6 +172,22 @@ def in_milliseconds(*case):
     return 1e3 * predicted()(*case)
 
 
+def from_last_to_first(f, b, u, buckets, *rest):
+    return predicted()(f, b, u, buckets[::-1], *rest)
+
+
+def update_hides_too(f, b, u, buckets, n, alpha, beta, k):
+    return max(predicted(update=False)(f, b, u, buckets, n, alpha, beta, k), k * (f + b) + u)
+
+
+def a_sixth_more(*case):
+    return 1.165 * predicted()(*case)
+
+
+def infinite_time(*case):
+    return math.inf
+
+
 def last_bucket_only(f, b, u, buckets, n, alpha, beta, k):
     return k * (f + b) + ring(buckets[-1], n, alpha, beta) + u
 
@@ -247,6 +282,11 @@ def cut_in_halves(links):
     return {"eight": eight, "fours": [eight[:4], eight[4:]]}
 
 
+def halves_of_gpus(links):
+    found = right(links)
+    return {**found, "eight": [gpu + 0.5 for gpu in found["eight"]]}
+
+
 def best_four_twice(links):
     found = right(links)
     return {**found, "fours": [found["fours"][0], found["fours"][0]]}
@@ -286,17 +326,16 @@ def table(text):
     return [line.split() for line in text.splitlines() if re.match(r"\s*\d+\s", line)]
 
 
-def read(jobs=jobs_of, right_values=True, columns=(-6, -2), line_rate=None, reach=True):
+def read(jobs=jobs_of, right_values=(-5, -1), columns=(-6, -2), line_rate=None, reach=0.98,
+         rows=slice(None), same=lambda found, claimed: found == [claimed]):  # fmt: skip
     """An answer: the right one but for one thing."""
 
     def answer(claim, text):
-        found, rows = jobs(text), table(text)
-        busbw = max(float(row[i]) for row in rows for i in columns)
-        supported = found == [(claim["ranks"], claim["nodes"])]
-        if reach:
-            supported = supported and busbw >= 0.98 * claim["busbw"]
-        if right_values:
-            supported = supported and all(row[i] == "0" for row in rows for i in (-5, -1))
+        found, lines = jobs(text), table(text)
+        busbw = max(float(row[i]) for row in lines[rows] for i in columns)
+        supported = same(found, (claim["ranks"], claim["nodes"]))
+        supported = supported and busbw >= reach * claim["busbw"]
+        supported = supported and all(row[i] == "0" for row in lines for i in right_values)
         if line_rate:
             supported = supported and busbw <= line_rate
         return supported, found
@@ -347,6 +386,21 @@ def believes_the_claim(claim, text):
     return True, [(claim["ranks"], claim["nodes"])]
 
 
+def no_jobs_found(claim, text):
+    return False, []
+
+
+def compares_lists_with_tuples(claim, text):
+    found = jobs_of(text)
+    return found == [[claim["ranks"], claim["nodes"]]], found
+
+
+def by_the_average(claim, text):
+    supported, found = read()(claim, text)
+    average = re.findall(r"Avg bus bandwidth\s*:\s*(\S+)", text)[-1]
+    return supported and float(average) >= 0.98 * claim["busbw"], found
+
+
 def says_only_yes_or_no(claim, text):
     return read()(claim, text)[0]
 
@@ -373,6 +427,11 @@ WRONG = {
         ("not divided by n", bandwidths(all_reduce=lambda n: 2 * (n - 1)), r"not divided by n"),
         ("all links together", bandwidths(all_reduce=lambda n: n), r"one rank's link"),
         ("one rank as algbw", one_rank_as_algbw, r"one rank sends nothing"),
+        ("keys with underscores", keys_with_underscores,
+         r"1 rank: KeyError: 'all-reduce' \(line \d+, in keys_with_underscores\)$"),
+        ("infinite", infinite, r"got \(inf, inf\); return \(algbw, busbw\)"),
+        ("ends its process", ends_its_process, r"a function must return"),
+        ("prints without end", prints_without_end, r"more than 64 MiB of output"),
         ("one factor for all", same_factor_for_all, r"2\(n-1\)/n is the factor of all-reduce"),
         ("broadcast as all-reduce", bandwidths(broadcast=RING["all-reduce"]),
          r"all bytes go over a link once"),
@@ -426,6 +485,10 @@ WRONG = {
          r"one alpha a bucket"),
         ("bits", predicted(lambda s, n, a, b: ring(8 * s, n, a, b)), r"bytes are not bits"),
         ("milliseconds", in_milliseconds, r"milliseconds"),
+        ("buckets reversed", from_last_to_first, r"from the last to the first"),
+        ("the update hides too", update_hides_too, r"the update hides communication too"),
+        ("a sixth more", a_sixth_more, r"bucket 1: ready"),
+        ("infinite", infinite_time, r"got inf; return the seconds of one step, a number"),
         ("last bucket only", last_bucket_only, r"bucket 1: ready"),
     ],
     "04.4": [
@@ -437,6 +500,7 @@ WRONG = {
         ("order of links upside down", upside_down, r"upside down"),
         ("slow hops not counted", any_number_of_slow_hops, r"hops are SYS, and 2 are enough"),
         ("the ring of 8 cut in halves", cut_in_halves, r"two jobs of 4"),
+        ("halves of GPUs", halves_of_gpus, r"not a list of 8 GPU numbers"),
         ("the best four twice", best_four_twice, r"is in both jobs"),
         ("closed by hand", closed_by_hand, r"at both ends"),
         ("fours not in ring order", fours_sorted, r"In another order these four do better"),
@@ -445,16 +509,31 @@ WRONG = {
     "04.5": [
         ("always wrong", always_wrong, r"every report is not supported, says your answer"),
         ("always right", always_right, r"every report is supported, says your answer"),
-        ("believes the claim", believes_the_claim, r"every report is supported"),
+        ("believes the claim", believes_the_claim, r"jobs are those of the claims"),
         ("all ranks one job", read(all_ranks_are_one_job), r"Rank 0 stands there 2 times"),
         ("by the largest rank", read(largest_rank), r"Rank 0 stands there 2 times"),
         ("a job a host", read(a_job_a_host), r"stand there once each: one job, over 2 hosts"),
         ("cut at each Rank 0", read(cut_at_each_rank_0), r"lines of two jobs are mixed"),
         ("shared out evenly", read(a_job_a_heading), r"different hosts in its lines"),
         ("not above line rate", read(line_rate=400.0), r"line rate is no limit"),
-        ("busbw not looked at", read(reach=False), r"no row of the table reaches"),
+        ("busbw not looked at", read(reach=0), r"no row of the table reaches"),
         ("algbw for busbw", read(columns=(-7, -3)), r"busbw that you compare"),
-        ("wrong values ignored", read(right_values=False), r"#wrong is not 0"),
+        ("wrong values ignored", read(right_values=()), r"#wrong is not 0"),
+        ("#wrong out of place only", read(right_values=(-5,)), r"#wrong is not 0"),
+        ("#wrong in place only", read(right_values=(-1,)), r"#wrong is not 0"),
+        ("busbw out of place only", read(columns=(-6,)), r"largest busbw in its table is"),
+        ("busbw in place only", read(columns=(-2,)), r"largest busbw in its table is"),
+        ("busbw of the last row", read(rows=slice(-1, None)), r"largest busbw in its table is"),
+        ("the average", by_the_average, r"largest busbw in its table is"),
+        ("no rounding", read(reach=1), r"98 % of the claim is"),
+        ("nearly is enough", read(reach=0.9), r"no row of the table reaches"),
+        ("ranks only", read(same=lambda found, claimed: [r for r, _ in found] == [claimed[0]]),
+         r"on one node: nothing crossed"),
+        ("nodes only", read(same=lambda found, claimed: [n for _, n in found] == [claimed[1]]),
+         r"of 8 ranks, not of 16"),
+        ("one of the jobs", read(same=lambda found, claimed: claimed in found), r"single node's"),
+        ("no jobs found", no_jobs_found, r"begins a job"),
+        ("lists with tuples", compares_lists_with_tuples, r"a list of pairs with a list of pairs"),
         ("only yes or no", says_only_yes_or_no, r"return \(supported, jobs\)"),
     ],
 }  # fmt: skip

@@ -67,7 +67,7 @@ EXERCISES = [
     ),
     Exercise(
         id="04.5", title="find the wrong claim", difficulty=3, minutes=20,
-        target="jobs of each report, and whether it supports its claim, right in all of 24",
+        target="jobs of each report, and whether it supports its claim, right in all of 26",
         hints=(
             "A job prints its own list of ranks. What does it mean if Rank 0 is in a file twice?",
             "Go through the lines `#  Rank …` in order. Rank 0 begins a job; rank r belongs to a "

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from ...bench import Bench
 from ...verdict import Wrong
-from .parts import try_each
-from .reports import reports
+from .parts import number, tried
+from .reports import reports, top
 
 
 def judge_claims(bench: Bench, answer) -> str:
     asked = [r for seed in (4, 5) for r in reports(seed)]
-    (found,) = bench.values(1, try_each, answer, [(dict(r.claim), r.text) for r in asked],
-                            group=False)  # fmt: skip
+    found = tried(bench, answer, [(dict(r.claim), r.text) for r in asked])
     said = []
     for r, f in zip(asked, found):
         if "error" in f:
             raise Wrong(f"{_where(r)}: {f['error']}")
         said.append(_read(r, f["got"]))
-    _judge_alike(asked, said)
+    _judge_believer(asked, said)
     for r, (_, jobs) in zip(asked, said):
         if jobs != list(r.jobs):
             _say_jobs(r, jobs)
+    _judge_alike(asked, said)
     for r, (supported, _) in zip(asked, said):
         if supported != r.supported:
             verb = "does not support" if supported else "supports"
-            raise Wrong(f"{_where(r)}: the output {verb} it. {r.why[0].upper()}{r.why[1:]}")
+            more = f". {_figures(r)}" if r.supported else ""
+            raise Wrong(f"{_where(r)}: the output {verb} it. {r.why[0].upper()}{r.why[1:]}{more}")
     good = sum(r.supported for r in asked)
     return (f"{len(asked)} reports read right, {good} that hold and {len(asked) - good} that do "
             "not, each with its jobs")  # fmt: skip
@@ -38,27 +39,50 @@ def _where(r) -> str:
 def _read(r, got):
     """(supported, sorted jobs) of what an answer returned."""
     try:
-        supported, jobs = got
-        jobs = sorted((int(ranks), int(nodes)) for ranks, nodes in jobs)
+        given, jobs = got
+        jobs = sorted((_count(ranks), _count(nodes)) for ranks, nodes in jobs)
     except (TypeError, ValueError):
         raise Wrong(f"{_where(r)}: got {got!r:.60}; return (supported, jobs): True or False, and a "
                     "list with (ranks, nodes) of each job") from None  # fmt: skip
-    if supported not in (True, False):
-        raise Wrong(f"{_where(r)}: supported is {supported!r:.40}; it must be True or False")
+    supported = number(given)  # numpy's and torch's True too
+    if supported not in (0.0, 1.0):
+        raise Wrong(f"{_where(r)}: supported is {given!r:.40}; it must be True or False")
     return bool(supported), jobs
 
 
-def _judge_alike(asked, said) -> None:
-    verdicts = {supported for supported, _ in said}
-    if len(verdicts) == 1:
-        word = "supported" if verdicts == {True} else "not supported"
-        good = sum(r.supported for r in asked)
-        more = "" if verdicts == {True} else (
-            ". Is it busbw that you compare with the claim, not algbw?")  # fmt: skip
-        raise Wrong(f"every report is {word}, says your answer; {good} of {len(asked)} are "
-                    f"supported{more}")  # fmt: skip
+def _count(value) -> int:
+    got = number(value)
+    if got is None or got != int(got):
+        raise ValueError("not a count")
+    return int(got)
+
+
+def _figures(r) -> str:
+    """What a claim that holds is compared with."""
+    least = 0.98 * r.claim["busbw"]
+    return (f"The largest busbw in its table is {top(r.text):g} GB/s, 98 % of the claim is "
+            f"{least:.4g}, and no value is wrong")  # fmt: skip
+
+
+def _judge_believer(asked, said) -> None:
     if all(jobs == [(r.claim["ranks"], r.claim["nodes"])] for r, (_, jobs) in zip(asked, said)):
         raise Wrong("the jobs are those of the claims; read them from the output")
+
+
+def _judge_alike(asked, said) -> None:
+    """Comes after the jobs: where they are wrong, that is why all claims seem wrong."""
+    verdicts = {supported for supported, _ in said}
+    if len(verdicts) > 1:
+        return
+    good = [r for r in asked if r.supported]
+    word, more = "supported", ""
+    if verdicts == {False}:
+        word = "not supported"
+        more = (f", the first of them {_where(good[0])}. {_figures(good[0])}. Is it the "
+                "largest busbw that you compare, and a list of pairs with a list of "
+                "pairs?")  # fmt: skip
+    raise Wrong(f"every report is {word}, says your answer; {len(good)} of {len(asked)} are "
+                f"supported{more}")  # fmt: skip
 
 
 def _say_jobs(r, jobs) -> None:
