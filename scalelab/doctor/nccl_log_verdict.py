@@ -160,6 +160,12 @@ def _healthy(facts: dict, log) -> dict:
             "next": f"NCCL_IB_HCA=^{','.join(few)} (or name the {max(map(len, by))} that belong "
             "together)",
         }
+    if log.complete and not transport:
+        return {
+            "verdict": "no error: the ranks are connected, by a transport that is not shown",
+            "why": f"'Init COMPLETE' stands there {log.complete} times, and no line 'via …'.",
+            "next": "save the whole log with NCCL_DEBUG=INFO",
+        }
     if not transport and not facts["interfaces"]:
         if any("P2P is disabled" in note for note in log.tail):
             return {
@@ -181,7 +187,7 @@ def _healthy(facts: dict, log) -> dict:
         why.append(f"Interfaces: {', '.join(facts['interfaces'][:12])}.")
     used, total = facts["gdr_channels"]
     if not nets or (began and not log.net_paths):
-        return _one_machine(inside, why, env, facts, log.complete)
+        return _one_machine(inside, why, env, facts)
     if any("Socket" in n for n in nets) and not any(RDMA.match(n) for n in nets):
         return _sockets(why, env, facts, log, began)
     if facts["gdr"]:
@@ -219,7 +225,7 @@ def _healthy(facts: dict, log) -> dict:
     }
 
 
-def _one_machine(inside: list, why: list, env: dict, facts: dict, complete: int) -> dict:
+def _one_machine(inside: list[str], why: list[str], env: dict, facts: dict) -> dict:
     if "SHM" in inside and not any(t.startswith("P2P") for t in inside):
         off = env.get("NCCL_P2P_DISABLE") == "1"
         return {
@@ -230,12 +236,6 @@ def _one_machine(inside: list, why: list, env: dict, facts: dict, complete: int)
             "next": "unset NCCL_P2P_DISABLE" if off else
             "nvidia-smi topo -p2p r and topo -m; measure with all_reduce_perf -g 2",
         }  # fmt: skip
-    if not inside and complete:
-        return {
-            "verdict": "no error: the ranks are connected, by a transport that is not shown",
-            "why": f"'Init COMPLETE' stands there {complete} times, and no line 'via …'.",
-            "next": "save the whole log with NCCL_DEBUG=INFO",
-        }
     if not inside:
         return {
             "verdict": "no error so far: no transport is chosen yet",

@@ -32,6 +32,7 @@ MOST = 1 << 30  # bytes looked at
 CPU_SECONDS = 15.0  # spent looking; what was read by then is judged, and the reader told
 SILENCE = 10.0  # seconds that a pipe given by name may stay without data
 CONTROL = re.compile(r"[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f]")
+STRAY = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # in text: none of them is meant
 
 ANSI = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b\][^\x07]*\x07|\^\[\[[0-9;]*m|\[[04]m"
@@ -157,7 +158,9 @@ def clean(line: str) -> str:
         line = html.unescape(line)
     if "\x1b" in line or "[" in line:
         line = MPI_TAG.sub(" ", ANSI.sub("", line))
-    return line.replace("\xa0", " ").replace("\u200b", "").rstrip(" \t|│")
+    if not line.isprintable():
+        line = STRAY.sub("", line.replace("\xa0", " ").replace("\u200b", ""))
+    return line.rstrip(" \t|│")
 
 
 def _logged(line: str) -> str:
@@ -176,7 +179,8 @@ class Source:
     """The bytes of a file, a pipe or standard input, as numbered lines of text."""
 
     def __init__(self, path: str):
-        self.name = "standard input" if path == "-" else path
+        self.name = "standard input" if path == "-" else _shown(path)
+        self.standard = path == "-"
         self.size = 0
         self.cut = ""  # how much was looked at, if not all
         self.wait = None
@@ -191,18 +195,18 @@ class Source:
             # without O_NONBLOCK, opening a pipe that nobody writes to would never return
             self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if ordinary else -1
         except FileNotFoundError:
-            raise UsageError(f"{path}: there is no such file") from None
+            raise UsageError(f"{self.name}: there is no such file") from None
         except (OSError, ValueError) as e:
             why = e.strerror if isinstance(e, OSError) else str(e)
-            raise UsageError(f"{path} cannot be read: {why}") from None
+            raise UsageError(f"{self.name} cannot be read: {why}") from None
         if stat.S_ISDIR(mode):
-            raise UsageError(f"{path} is a directory: name a file in it")
+            raise UsageError(f"{self.name} is a directory: name a file in it")
         if not ordinary:
-            raise UsageError(f"{path} is a device or a socket, not a file")
+            raise UsageError(f"{self.name} is a device or a socket, not a file")
         self.wait = SILENCE if stat.S_ISFIFO(mode) else None
 
     def close(self) -> None:
-        if self.name != "standard input":
+        if not self.standard:
             os.close(self.fd)
 
     def _chunks(self) -> Iterator[bytes]:
@@ -275,6 +279,12 @@ class Source:
             raise UsageError(f"{self.name} is a binary file, not the text a tool printed")
         if text.count("\ufffd") > 0.3 * len(text):
             raise UsageError(f"{self.name} is not text in UTF-8 or UTF-16")
+
+
+def _shown(path: str) -> str:
+    """A path for one line of a terminal: nothing that moves its cursor, of long ones the end."""
+    name = "".join(c if c.isprintable() else "?" for c in path)
+    return name if len(name) <= 120 else "…" + name[-119:]
 
 
 def _stdin() -> int:

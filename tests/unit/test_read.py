@@ -1,6 +1,7 @@
 """`scalelab read`: the kind is recognised, everything else is refused in one line."""
 
 import gzip
+import html
 import json
 import os
 import re
@@ -82,6 +83,23 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         assert "Permission denied" in refused(path)
 
 
+def test_names_that_would_break_the_line(tmp_path):
+    for name in ("new\nline", "tab\tand\x1b[31mred", "\udcff\udcfe", "x" * 3000):
+        words = refused(tmp_path / name)
+        assert words.isprintable() and ("such file" in words or "too long" in words)
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert "symbolic links" in refused(loop)
+
+
+def test_nothing_in_a_file_moves_the_readers_cursor(tmp_path):
+    text = LOG + "node-a:1:2 [0] misc/socket.cc:1 NCCL WARN "
+    text += "Connection \x08\x9b\x07refused\u2028 now\n"
+    result = read(str(written(tmp_path, text)))
+    said = json.dumps([result["why"], *result["facts"]["errors"]], ensure_ascii=False)
+    assert said.isprintable() and "Connection refused now" in said
+
+
 def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr("scalelab.doctor.read.SILENCE", 0.3)
     path = tmp_path / "pipe"
@@ -112,6 +130,12 @@ WRAPPED = {
     "pdsh": lambda line: "node-a: " + line,
     "colours": lambda line: f"\x1b[4m{line}\x1b[0m",
     "HTML": lambda line: line.replace(">", "&gt;"),
+    "HTML with tags": lambda line: f'<span class="l">{html.escape(line)}</span><br>',
+    "Docker's own file": lambda line: json.dumps({"log": line + "\n", "stream": "stdout"}),
+    "a diff": lambda line: "+" + line,
+    "cat -n": lambda line: "     7\t" + line,
+    "grep -n": lambda line: "12:" + line,
+    "a frame": lambda line: "│ " + line + "   │",
     "other spaces": lambda line: line.replace(" ", "\xa0"),
     "carriage returns": lambda line: line + "\r",
 }
@@ -130,6 +154,43 @@ def test_prefixes_and_colours_do_not_matter(tmp_path, how):
         assert plain["kind"] == kind
         lines = [WRAPPED[how](line) for line in text.splitlines()]
         assert read(str(written(tmp_path, "\n".join(lines)))) == plain
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+@pytest.mark.parametrize("blanks", ["kept", "cut"])
+def test_a_screen_that_wraps(tmp_path, columns, blanks):
+    outputs = {
+        "topo": topo(8, lambda i, j: "NV18", [f"NIC{k}" for k in range(8)],
+                     lambda i, k: "PIX" if i == k else "NODE").expandtabs(),
+        "nccl-tests": run(8, 8, "NVIDIA A100-SXM4-80GB", 234),
+        "nccl-log": 3 * LOG.replace("P2P/CUMEM", "NET/IB/0(8)/GDRDMA/Shared").replace("n", "n" * 30)
+        + "node-a:10:20 [0] NCCL INFO NET/IB : Using "
+        + " ".join(f"[{i}]mlx5_{i}:1/IB/SHARP" for i in range(9)) + " [RO]; OOB eth0:10.0.0.1<0>\n"
+        + "NCCL version 2.27.7+cuda12.9\n",
+    }  # fmt: skip
+    for text in outputs.values():
+        plain = read(str(written(tmp_path, text)))
+        wrapped = [line[i : i + columns] for line in text.splitlines()
+                   for i in range(0, max(1, len(line)), columns)]  # fmt: skip
+        if blanks == "cut":
+            wrapped = [line.rstrip() for line in wrapped]
+        found = read(str(written(tmp_path, "\n".join(wrapped))))
+        assert (found["verdict"], found["facts"]) == (plain["verdict"], plain["facts"])
+
+
+def test_lines_as_long_as_each_other_are_not_joined(tmp_path):
+    same = "node-a:10:20 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read\n"
+    text = same * 4 + "loss 2.3\n" + same * 4 + "NCCL version 2.20.5+cuda12.4\n"
+    facts = read(str(written(tmp_path, text)))["facts"]
+    assert facts["channels"] == {"P2P/CUMEM": 8} and facts["version"] == "2.20.5+cuda12.4"
+
+
+def test_what_else_a_file_holds_is_named(tmp_path):
+    matrix = topo(8, lambda i, j: "NV18")
+    result = read(str(written(tmp_path, matrix + run(8, 8, "NVIDIA H100", 480, smallest=1 << 33))))
+    assert result["kind"] == "topo" and "also holds nccl-tests' output" in result["why"]
+    result = read(str(written(tmp_path, matrix + run(8, 8, "NVIDIA H100", 480))))
+    assert result["kind"] == "nccl-tests" and "nvidia-smi topo -m, which is not" in result["why"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])

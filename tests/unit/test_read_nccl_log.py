@@ -145,6 +145,8 @@ BROKEN = {
     "Message truncated : received 1024 bytes instead of 256": "ranks disagree",
     "Net : Connection closed by remote peer node-b<47861>": "victim",
     "Net : Call to recv from 10.0.0.1<58355> failed : Connection reset by peer": "victim",
+    "NET/OFI Unable to register memory (type = 1) for device 0. RC: 12": "network adapter",
+    "NET/OFI Request 0x7f completed with error. RC: 103. (Unresponsive receiver)": "EFA",
     "A message that nobody has seen yet": "A message that nobody has seen yet",
 }
 
@@ -209,3 +211,51 @@ def test_two_versions_in_one_job(tmp_path):
     text = "NCCL version 2.14.3+cuda11.7\nNCCL version 2.18.1+cuda12.1\n"
     text += warn("Message truncated : received 64 bytes instead of 32")
     assert "2.14.3+cuda11.7, 2.18.1+cuda12.1" in of(tmp_path, text)["verdict"]
+
+
+def test_where_a_message_comes_from_counts(tmp_path):
+    """A CUDA failure means other things in NVLS and in shared memory than elsewhere."""
+    failure = "Cuda failure 1 'invalid argument'"
+    said = {"transport/nvls.cc:254": "NVLS", "misc/shmutils.cc:103": "refused the shared memory",
+            "enqueue.cc:47": "a CUDA call failed"}  # fmt: skip
+    for place, words in said.items():
+        text = warn(failure, place)
+        if "shm" in place:
+            text += warn("Error while creating shared memory segment /dev/shm/nccl-a (size 1)")
+        result = of(tmp_path, text)
+        assert words in result["verdict"] and place in result["why"]
+    twice = f"NCCL WARN {failure}\n" + warn(failure, "transport/nvls.cc:254")  # the place is later
+    assert "NVLS" in of(tmp_path, twice)["verdict"]
+
+
+def test_a_plugin_that_does_not_start_is_no_failure(tmp_path):
+    text = warn("NET/OFI Only EFA provider is supported", "ofi_init:700")
+    text += warn("NET/OFI aws-ofi-nccl initialization failed", "ofi_init:701")
+    result = of(tmp_path, text)
+    assert result["verdict"].startswith("no error") and result["facts"]["transport"] == []
+    assert len(result["facts"]["warnings"]) == 2
+    text += info("NET/Socket : Using [0]eth0:10.0.0.1<0>", "Using network Socket")
+    result = of(tmp_path, text)
+    assert result["facts"]["transport"] == ["NET/Socket"] and "did not start" in result["why"]
+
+
+def test_infiniband_is_known_by_its_errors(tmp_path):
+    text = warn("NET/IB : Got completion from peer 10.0.0.2<9> with status=12", "ib_plugin.c:1615")
+    assert of(tmp_path, text)["facts"]["transport"] == ["NET/IB"]
+
+
+def test_peer_access_that_is_off(tmp_path):
+    result = of(tmp_path, info("P2P is disabled between connected GPUs 2 and 1. You can"))
+    assert "peer access is off" in result["verdict"] and "Line 1" in result["why"]
+
+
+def test_ranks_that_are_connected_by_what_is_not_shown(tmp_path):
+    result = of(tmp_path, info("comm 0x7 rank 0 nranks 8 cudaDev 0 busId 92000 - Init COMPLETE"))
+    assert result["verdict"].startswith("no error: the ranks are connected")
+
+
+def test_the_interface_to_take_is_named(tmp_path):
+    text = info("Bootstrap : Using [0]veth1:10.0.0.1<0> [1]eno1:10.0.1.1<0>")
+    result = of(tmp_path, text + warn("Connect to 10.0.0.2<5> failed : Connection timed out"))
+    assert "veth1" in result["verdict"]
+    assert result["next"].startswith("export NCCL_SOCKET_IFNAME=eno1 ")

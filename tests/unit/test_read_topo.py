@@ -149,3 +149,48 @@ def test_other_tools_around_it(tmp_path):
     text = "| NVIDIA-SMI 550.54 |\n$ nvidia-smi topo -m\n" + topo(2, lambda i, j: "SYS")
     text += (OUTPUTS / "topo_p2p.txt").read_text()
     assert of(tmp_path, text)["facts"]["links"] == {"0-1": "SYS"}
+
+
+P2P = "\tGPU0\tGPU1\n GPU0\tX\t{0}\n GPU1\t{0}\tX\n\nLegend:\n\n  OK   = Status Ok\n"
+
+
+@pytest.mark.parametrize("said, words", [("OK", "Peer access is on"), ("GNS", "is off (GNS"),
+                                         ("NS", "is off (NS"), ("CNS", "is off (CNS")])  # fmt: skip
+def test_peer_access_in_the_same_file(tmp_path, said, words):
+    """`topo -p2p` below the matrix is no second matrix, and says what the matrix cannot."""
+    result = of(tmp_path, topo(2, lambda i, j: "PHB") + P2P.format(said))
+    assert result["facts"]["peer_access"] == {"0-1": said} and words in result["why"]
+    assert "matrices" not in result["why"] and "GeForce" not in result["why"]
+    assert "topo -p2p" not in result["next"]
+
+
+def test_a_second_matrix_is_counted_when_it_has_rows(tmp_path):
+    one = topo(2, lambda i, j: "PHB")
+    assert "holds 2 matrices" in of(tmp_path, one + topo(2, lambda i, j: "SYS"))["why"]
+    assert "matrices" not in of(tmp_path, one + "\tGPU0\tGPU1\tCPU Affinity\n")["why"]
+
+
+def test_the_nic_of_a_gpu_whose_row_is_missing_is_not_shown(tmp_path):
+    text = topo(4, lambda i, j: "NV18", ["NIC0"], lambda i, k: "PIX").split("GPU3\t ")[0]
+    text = "\n".join(line for line in text.splitlines() if not line.startswith(("GPU3", "NIC0")))
+    result = of(tmp_path, text)
+    assert result["facts"]["gpu_nic"] == {"0": "NIC0", "1": "NIC0", "2": "NIC0"}
+    assert "The NIC of GPU 3 is not shown" in result["why"]
+    assert "without a near NIC" not in result["why"]
+
+
+def test_sockets_that_are_not_equally_full(tmp_path):
+    result = of(tmp_path, topo(6, lambda i, j: "NODE" if (i < 4) == (j < 4) else "SYS"))
+    assert result["verdict"].startswith("one job of 4 on {0,1,2,3} (NODE), one of 2 on {4,5}")
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,3, then CUDA_VISIBLE_DEVICES=4,5" in result["next"]
+
+
+def test_what_is_not_shown_is_not_said(tmp_path):
+    """No NIC in the matrix may mean a container without them, or EFA."""
+    assert "TCP" not in of(tmp_path, topo(2, lambda i, j: "SYS"))["why"]
+
+
+def test_a_number_below_the_rows_is_no_affinity(tmp_path):
+    rows = topo(2, lambda i, j: "PHB").split("\n\n")[0].splitlines()
+    bare = "\n".join(["\tGPU0\tGPU1", *("\t".join(r.split("\t")[:3]) for r in rows[1:]), "6", ""])
+    assert of(tmp_path, bare)["facts"]["gpu_numa"] == {"0": None, "1": None}
