@@ -90,6 +90,7 @@ class NcclLog:
         self.retry: tuple[int, str] | None = None  # first connection that had to be tried again
         self.aborted = False
         self.returned: tuple[int, str, int] | None = None  # line, place, first result not 0
+        self.told = False  # "Last error:" stood in the line before
         self.unfinished = ""  # a list of devices that the screen's width has cut
 
     @property
@@ -128,7 +129,10 @@ class NcclLog:
         return True
 
     def _other(self, number: int, line: str) -> None:
-        if version := VERSION.search(line):
+        told, self.told = self.told, line.endswith("Last error:")
+        if told and self.lines and line.strip():  # of a NCCL that says it through PyTorch only
+            self._error(number, line, "", None, line)
+        elif version := VERSION.search(line):
             self.versions[version[1]] += 1
         elif fatal := FATAL.search(line):
             if self.lines:

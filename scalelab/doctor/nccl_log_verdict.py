@@ -63,13 +63,17 @@ def _broken(fatal: list, evidence: list, facts: dict, log, cancelled) -> dict:
         cause = "ranks run different versions of NCCL: " + ", ".join(log.versions)
         step = "use the same image or environment on every node"
     said = ", ".join(word for word in (first["place"], first["who"]) if word)
-    why = [f"Line {first['line']}: {first['text'][:160]}" + (f" ({said})" if said else "") + "."]
+    text_of = first["text"][:160].rstrip(".")
+    why = [f"Line {first['line']}: {text_of}" + (f" ({said})" if said else "") + "."]
     extra = _extra(facts, log, text)
     if loopback := _loopback(facts, text):
         cause, step = loopback
         why.append(f"Interfaces: {', '.join(facts['interfaces'][:8])}.")
     elif log.notes and log.tail and "exceeds" in " ".join(log.tail):
         why.insert(0, f"{log.tail[0]} (line {next(iter(log.notes.values()))}).")
+    if few := _fewer(facts["hcas"]):
+        if any("mixed" in words for words in extra):
+            step = f"export NCCL_IB_HCA=^{','.join(few)} on every node; if that is not it, {step}"
     if cancelled:
         extra.append("The job then hung until it was cancelled.")
     if log.gdr_off and facts["gdr"] is False and "NET/IB" in str(facts["transport"]):
@@ -105,7 +109,7 @@ def _loopback(facts: dict, text: str) -> tuple[str, str] | None:
         others = [n for n in facts["interfaces"] if n != "lo"]
         return (
             "NCCL took the loopback interface lo, so other nodes are told to connect to themselves",
-            f"NCCL_SOCKET_IFNAME={others[0] if others else 'eth0'} on every node (or ^lo,docker0)",
+            f"export NCCL_SOCKET_IFNAME={others[0] if others else '^lo,docker0'} on every node",
         )
     return None
 
@@ -118,6 +122,13 @@ def _extra(facts: dict, log, text: str) -> list[str]:
     if facts["env"].get("NCCL_SOCKET_IFNAME") and re.search("interface", text):
         found.append(f"NCCL_SOCKET_IFNAME is {facts['env']['NCCL_SOCKET_IFNAME']}.")
     return found
+
+
+def _fewer(hcas: dict[str, str]) -> list[str]:
+    """The ports of the fabric that has fewer of them; none where there is one, or as many."""
+    roce = [name for name, kind in hcas.items() if kind == "RoCE"]
+    others = [name for name in hcas if name not in roce]
+    return [] if len(roce) == len(others) else min(roce, others, key=len)
 
 
 def _mixed(hcas: dict[str, str]) -> str:
@@ -157,8 +168,8 @@ def _healthy(facts: dict, log) -> dict:
             "verdict": "works, perhaps slowly: ports of different fabrics are used together",
             "why": f"{_mixed(facts['hcas'])}. NCCL spreads channels over all of them, so the "
             f"slowest sets the pace{' (a bond is usually for management)' if bond else ''}.",
-            "next": f"NCCL_IB_HCA=^{','.join(few)} (or name the {max(map(len, by))} that belong "
-            "together)",
+            "next": f"export NCCL_IB_HCA=^{','.join(few)} on every node (or name the "
+            f"{max(map(len, by))} that belong together)",
         }
     if log.complete and not transport:
         return {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ..plan import hardware
 
 GOOD, SLOW = 0.70, 0.50  # of the one-way line rate; rings reach 78 to 92 %
+NETWORK = ("the network, over two machines, then over all: mpirun -np 2 -H host1:1,host2:1 "
+           "./build/all_reduce_perf -b 8 -e 8G -f 2 -g 1, and with all GPUs of each")  # fmt: skip
 ENOUGH = 1 << 28  # bytes: below 256 MB a fast link is not yet filled
 
 
@@ -35,8 +37,8 @@ def judge(facts: dict, tests, run) -> tuple[str, str, str]:
         return (
             f"unknown: {best:g} GB/s, and {known}",
             f"{say} {_ports(best)}",
-            "hold it against the line rate: NVLink or PCIe inside a machine, the sum of its NICs "
-            "between machines (nvidia-smi topo -m, ibstat); keep the '# Using devices' lines",
+            "nvidia-smi topo -m and ibstat: NVLink or PCIe inside a machine, the sum of its NICs "
+            "between machines; run again and keep the lines below '# Using devices'",
         )
     card = cards.pop()
     if nodes == 1:
@@ -52,16 +54,23 @@ def _one_node(best, ranks, card, facts, run, say) -> tuple[str, str, str]:
     if best > 1.05 * low:  # pairs of P100 and V100 have one or two links, or a switch
         low = 2 * low if card.name in ("P100", "V100") and best <= 2.04 * low else high
     share = best / low
+    if best > 1.02 * high and not (card.nvlink >= 450 or "H800" in card.name):
+        return (
+            f"unknown: {best:g} GB/s is more than the links carry",
+            f"{say} {against}.",
+            "run again and save all of it: do the GPUs and the rows belong together?",
+        )
     if best > high:
         say += (" Above the line rate: with NVLS the switch adds up, so less is sent than busbw "
                 "counts.")  # fmt: skip
     if card.fabric != "sxm":
         return _pcie_node(best, low, high, card, against, say, facts, run)
     if share >= GOOD:
-        return f"good: {best:g} GB/s is {share:.0%} of the line rate" + (
-            " of NVLink" if low == high else ", at the least"), (
-            f"{say} {against}; a ring reaches about 80 % of it."), (
-            "next, the network: the same test over two machines and over more")  # fmt: skip
+        return f"good: {best:g} GB/s" + (
+            f", above NVLink's line rate of {high:g} GB/s" if best > high else
+            f" is {share:.0%} of the line rate" + (" of NVLink" if low == high else
+                                                   ", at the least")), (
+            f"{say} {against}; a ring reaches about 80 % of it."), NETWORK  # fmt: skip
     if _rising(facts, run):
         return _unfilled(best, share, against, say)
     if share < SLOW or (low == high and ranks > 2):
@@ -84,7 +93,7 @@ def _pcie_node(best, low, high, card, against, say, facts, run) -> tuple[str, st
             f"{'good' if best > SLOW * high else 'unknown'}: {best:g} GB/s, above PCIe: "
             "the NVLink bridge is used" + ("" if best > SLOW * high else ", far from filled"),
             f"{say} {against}.",
-            "next, the network: the same test over two machines" if best > SLOW * high else
+            NETWORK if best > SLOW * high else
             "nvidia-smi nvlink -s: all links of the bridge up? Then larger sizes: -b 8 -e 8G -f 2",
         )
     if share >= 0.45:

@@ -141,7 +141,8 @@ def _not_one_job(facts: dict, tests, runs: list) -> tuple[str, str, str]:
         f"not-one-job: {count} runs of {ranks}{inside}, not one run over all",
         seen + " If one command printed this, the binary was built without MPI, or its MPI is not "
         "the one that mpirun or srun belongs to.",
-        f"make clean && make MPI=1 MPI_HOME=…; then {_over_all(lists)} (under srun add --mpi=pmix)",
+        f"make clean && make MPI=1 MPI_HOME=/path/to/mpi; then {_over_all(lists)} (under srun: "
+        "--mpi=pmix)",
     )
 
 

@@ -48,7 +48,11 @@ WORDS = (
     "busbw", "_perf", "Rank", "bandwidth", "Using devices", "Out of bounds", "nThread", "ailure",
     "float", "half", "double", "int", "char", "bf16", "fp8", "f8e", "slurm", "srun", "ignal",
     "ault", "FAILED", "CANCELLED", "Killed", "-smi", "-SMI", "Traceback", "torch.", "XGMI", "rror",
-    "imeout", "rccl", "mpirun", "elink", "memory",
+    "imeout", "rccl", "mpirun", "elink", "memory", "topo", "nccl",
+)  # fmt: skip
+QUIET = (  # facts beside the main ones: left out of a person's table where they are empty
+    "nic_names", "gpu_numa", "peer_access", "warnings", "bootstrap", "hcas", "channels",
+    "gdr_channels", "env", "runs", "shared_gpus", "gpus",
 )  # fmt: skip
 NO_DIGITS = str.maketrans("", "", "0123456789")
 SHAPES = 20_000  # kinds of line remembered, each without its digits
@@ -124,7 +128,11 @@ def table(facts: dict) -> list[str]:
     """Facts as lines for a person: name, then what it is; long ones are shortened."""
     lines = []
     for name, value in facts.items():
-        if value is None:
+        if name in QUIET and not _holds(value):
+            continue
+        if name == "links" and len(value) > 1 and len(set(value.values())) == 1:
+            text = f"{next(iter(value.values()))} between all {len(value)} pairs"
+        elif value is None:
             text = "not shown"
         elif isinstance(value, bool):
             text = "yes" if value else "no"
@@ -138,6 +146,13 @@ def table(facts: dict) -> list[str]:
             text = text[:400] + " … (all with --json)"
         lines.append(f"{name:<18}{text}")
     return lines
+
+
+def _holds(value) -> bool:
+    """Whether anything in it is known."""
+    within = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (
+        [value])  # fmt: skip
+    return any(v not in (None, False, 0, "", []) for v in within)
 
 
 def _short(value) -> str:

@@ -23,7 +23,8 @@ ROW = re.compile(rf"{BEFORE}({NAME})[ \t|]+((?:X|OK|U|DR|[CGT]?NS|N/A|{LABEL})(?
 HEADER = re.compile(rf"{BEFORE}(GPU\d{{1,4}}(?:[\s|]|$).*)$")
 LEGEND = re.compile(r"\b(NIC\d+)\s*[:=]\s*([\w.+-]+)\s*$")
 RANGES = re.compile(r"^\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*,?$")
-WORDS = ("GPU", "NIC", "PIX", "PXB", "PHB", "NODE", "SYS", "SOC")  # none: not of a matrix
+COMMAND = re.compile(r"\btopo\s+(?:(-mp\b|--matrix_pci)|-m\b|--matrix\b)")
+WORDS = ("topo", "GPU", "NIC", "PIX", "PXB", "PHB", "NODE", "SYS", "SOC")  # none: not of a matrix
 MOST = 600  # rows and columns kept
 
 
@@ -39,6 +40,7 @@ class Topo:
         self.peer: dict[str, list[str]] = {}  # rows of topo -p2p
         self.header_seen = False
         self.after = 0  # columns after the matrix, by its header
+        self.pci_only = False  # of `topo -mp`, which leaves NVLink out
         self.again = False  # another header stands below
         self.matrices = 0  # whose rows followed
 
@@ -50,6 +52,9 @@ class Topo:
         """Takes the line in; whether it is of the matrix."""
         was_open, self.open = self.open, None
         if not (was_open or any(word in line for word in WORDS)):
+            return False
+        if not self.cells and (command := COMMAND.search(line)):
+            self.pci_only = bool(command[1])
             return False
         if " = " in line or "NCCL" in line:  # the legend, or a log that names a GPU
             return False
@@ -191,6 +196,9 @@ class Topo:
             "peer_access": self._peers(gpus, number),
         }
         judged = topo_verdict.judge([number[g] for g in gpus], facts)
+        if self.pci_only and len(gpus) > 1 and not any(v.startswith("NV") for v in links.values()):
+            facts["class"] = None
+            judged = topo_verdict.pci_only(judged)
         if self.matrices:
             judged["why"] += f" The file holds {self.matrices + 1} matrices; this is the first."
         return {"kind": "topo", "facts": facts, **judged}

@@ -126,7 +126,22 @@ def judge(gpus: list[int], facts: dict) -> dict:
             "to see the machine's other GPUs",
         }
     verdict, why, step = _between(gpus, links, kind, facts["peer_access"])
+    numa = facts["gpu_numa"]
+    if len(set(links.values()) & {"SYS", "SOC"}) == len(set(links.values())) and any(
+        numa[str(a)] is not None and numa[str(a)] == numa[str(b)] for a, b in combinations(gpus, 2)
+    ):
+        why += " GPUs of one NUMA node are SYS apart too: the BIOS or a virtual machine hides how."
     return {"verdict": verdict, "why": why + nic_words, "next": nic_next or step}
+
+
+def pci_only(judged: dict) -> dict:
+    """The verdict where NVLink, if there is any, was left out by the command."""
+    return {
+        "verdict": "unknown: topo -mp shows PCIe only, and no NVLink where there is one",
+        "why": f"Over PCIe alone: {judged['verdict']}."
+        + judged["why"].removeprefix("No NVLink."),
+        "next": "nvidia-smi topo -m",
+    }
 
 
 def _between(gpus: list[int], links: dict[str, str], kind: str | None, peers: dict[str, str]):

@@ -163,7 +163,8 @@ def test_a_screen_that_wraps(tmp_path, columns, blanks):
         "topo": topo(8, lambda i, j: "NV18", [f"NIC{k}" for k in range(8)],
                      lambda i, k: "PIX" if i == k else "NODE").expandtabs(),
         "nccl-tests": run(8, 8, "NVIDIA A100-SXM4-80GB", 234),
-        "nccl-log": 3 * LOG.replace("P2P/CUMEM", "NET/IB/0(8)/GDRDMA/Shared").replace("n", "n" * 30)
+        "nccl-log": 3 * LOG.replace("P2P/CUMEM", "NET/IB/0(8)/GDRDMA/Shared")
+        .replace("node", "n" * 30)
         + "node-a:10:20 [0] NCCL INFO NET/IB : Using "
         + " ".join(f"[{i}]mlx5_{i}:1/IB/SHARP" for i in range(9)) + " [RO]; OOB eth0:10.0.0.1<0>\n"
         + "NCCL version 2.27.7+cuda12.9\n",

@@ -259,3 +259,12 @@ def test_the_interface_to_take_is_named(tmp_path):
     result = of(tmp_path, text + warn("Connect to 10.0.0.2<5> failed : Connection timed out"))
     assert "veth1" in result["verdict"]
     assert result["next"].startswith("export NCCL_SOCKET_IFNAME=eno1 ")
+
+
+def test_the_last_error_that_pytorch_repeats(tmp_path):
+    text = info("NCCL_SOCKET_IFNAME set by environment to eth9")
+    text += "[w0|0]:ncclInternalError: Internal check failed.\n[w0|0]:Last error:\n"
+    text += "[w0|0]:ncclSocketInit: connecting to address  with family 7 is neither AF_INET(2)\n"
+    result = of(tmp_path, text)
+    assert "finds no network interface" in result["verdict"] and "Line 4" in result["why"]
+    assert ".." not in result["why"]

@@ -28,6 +28,9 @@ def facts_of(name: str, *keys: str) -> list:
 VERDICTS = {
     # ranks, per node, GPU, busbw reached, first word
     "A100, its ring": (8, 8, A100, 234, "good"),
+    "A100, more than its links": (8, 8, A100, 420, "unknown"),
+    "two A100, of four or of eight": (2, 2, A100, 190, "unknown"),
+    "two A100 of a board of four": (2, 2, A100, 90, "good"),
     "A100, over PCIe": (8, 8, A100, 20, "slow"),
     "H100 with NVLS": (8, 8, H100, 480, "good"),
     "H100, half the links": (8, 8, H100, 200, "slow"),

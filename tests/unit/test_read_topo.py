@@ -194,3 +194,18 @@ def test_a_number_below_the_rows_is_no_affinity(tmp_path):
     rows = topo(2, lambda i, j: "PHB").split("\n\n")[0].splitlines()
     bare = "\n".join(["\tGPU0\tGPU1", *("\t".join(r.split("\t")[:3]) for r in rows[1:]), "6", ""])
     assert of(tmp_path, bare)["facts"]["gpu_numa"] == {"0": None, "1": None}
+
+
+def test_a_matrix_of_pcie_alone_says_nothing_of_nvlink(tmp_path):
+    matrix = topo(8, lambda i, j: half(i, j, 4, "NODE", "SYS"))
+    result = of(tmp_path, "$ nvidia-smi topo -mp\n" + matrix)
+    assert result["verdict"].startswith("unknown: topo -mp shows PCIe only")
+    assert result["facts"]["class"] is None and "No NVLink" not in result["why"]
+    assert of(tmp_path, "$ nvidia-smi topo -m\n" + matrix)["facts"]["class"] == "cross-socket"
+
+
+def test_paths_that_a_virtual_machine_hides(tmp_path):
+    flat = of(tmp_path, topo(4, lambda i, j: "SYS", numa=lambda i: str(i // 2)))
+    assert "hides how" in flat["why"]
+    apart = of(tmp_path, topo(2, lambda i, j: "SYS", numa=lambda i: str(i)))
+    assert "hides how" not in apart["why"]
