@@ -40,6 +40,7 @@ class Rank:
     error: str = ""  # "ValueError: …" where it raised
     where: str = ""  # the line of the learner's code that raised, or the stack of a hang
     exit: int | None = None  # exit code, negative for a signal; None while it ran
+    told: bool = False  # it said how it went, and did not just end
     hung: bool = False
     sys_exit: bool = False
     output: str = ""
@@ -90,6 +91,7 @@ class Bench:
         data = _collect(pids, pipes, found, timeout)
         for rank, raw in enumerate(data):
             if raw:
+                found[rank].told = True
                 try:
                     for name, value in pickle.loads(raw).items():
                         setattr(found[rank], name, value)
@@ -135,6 +137,8 @@ def raise_if_broken(found: list[Rank]) -> None:
             how = f"was killed by {signal.Signals(-f.exit).name}" if f.exit < 0 else (
                 f"ended with exit code {f.exit}")  # fmt: skip
             raise Wrong(f"rank {f.rank} of {n} {how} before it returned")
+        if f.exit == 0 and not f.hung and not f.told:
+            raise Wrong(f"rank {f.rank} of {n} ended its process (os._exit) before it returned")
     hung = [f for f in found if f.hung]
     if hung:
         names = ", ".join(str(f.rank) for f in hung)

@@ -77,6 +77,10 @@ def calls_exit(t):
     sys.exit(0)
 
 
+def ends_its_process(t):
+    os._exit(0)
+
+
 def kills_its_rank(t):
     import torch.distributed as dist
 
@@ -113,6 +117,7 @@ BAD = [
     (wrong_shape, r"\(2,\)"),
     (not_a_number, "NaN"),
     (calls_exit, r"sys\.exit"),
+    (ends_its_process, "ended its process"),
     (kills_its_rank, "rank 1 of 2 was killed by SIGKILL"),
     (leaves_a_group, "left a process group open"),
     (prints_a_lot, "more than 64 MiB"),
