@@ -54,6 +54,7 @@ import matplotlib.pyplot as plt
 from scalelab import cluster, grading, runs
 from scalelab.doctor.read import read
 from scalelab.measure import cost, step, sweep
+from scalelab.measure.fit import fit
 from scalelab.measure.recorded import recall
 from scalelab.panels import BandwidthPanel
 from scalelab.plan import hardware
@@ -207,9 +208,9 @@ print(f"2M against 512 bytes: {ratio:.0f} times as long, for 4096 times the byte
 # %%
 def all_reduce(nbytes, found, beta_by=1):
     """Seconds by the fitted alpha and beta, or by so many times this beta."""
-    fit = found["fits"]["ring"]
-    alpha = fit["latencies_a_message"] * fit["alpha_us"] / 1e6
-    beta = beta_by * fit["beta_gbs"] * 1e9
+    ring = found["fits"]["ring"]
+    alpha = ring["latencies_a_message"] * ring["alpha_us"] / 1e6
+    beta = beta_by * ring["beta_gbs"] * 1e9
     return cost.seconds("ring", nbytes, found["world_size"], alpha, beta)
 
 
@@ -229,9 +230,9 @@ plt.show()
 for link, found in sweeps.items():
     rate = found["line_rate_gbs"]
     of_rate = f"{found['efficiency']:.0%} of the {1000 * rate:g} MB/s that were set" if rate else "no rate was set"
-    fit = found["fits"]["ring"]
-    half = 2 * fit["latencies_a_message"] * fit["alpha_us"] / 1e6 * fit["beta_gbs"] * 1e9
-    print(f"{link:>9}: alpha {fit['alpha_us']:6.0f} us, beta {1000 * fit['beta_gbs']:6.0f} MB/s;",
+    ring = found["fits"]["ring"]
+    half = 2 * ring["latencies_a_message"] * ring["alpha_us"] / 1e6 * ring["beta_gbs"] * 1e9
+    print(f"{link:>9}: alpha {ring['alpha_us']:6.0f} us, beta {1000 * ring['beta_gbs']:6.0f} MB/s;",
           f"best busbw: {of_rate}; half latency at {max(half, 0) / 1000:.0f} kB")  # fmt: skip
 
 # %% [markdown]
@@ -508,10 +509,11 @@ for mbit, one in forecast.items():
 with cluster.start(nodes=2) as c:
     for mbit in (250, 1000):
         steps[mbit] = launched(f"step_{mbit}", c, "step_time.py", *MODEL, rate=f"{mbit}mbit")[0]
+alone = {name: min(run[name] for run in steps.values()) for name in parts}  # the fastest counts
 print("mbit/s   predicted   measured   difference   share of communication")
 for mbit, one in forecast.items():
     measured = steps[mbit]["step_seconds"]
-    share = 1 - sum(steps[mbit][name] for name in parts) / measured
+    share = 1 - sum(alone.values()) / measured
     print(f"{mbit:6} {1000 * one.seconds:8.0f} ms {1000 * measured:7.0f} ms",
           f"{one.seconds / measured - 1:+11.0%} {share:14.0%}")  # fmt: skip
 
@@ -526,13 +528,12 @@ for mbit, one in forecast.items():
 # $$\beta^* = \frac{2(n-1)}{n}\cdot\frac{G}{t_\text{forward} + t_\text{backward}}$$
 
 # %% tags=["nbval-ignore-output"]
-computing = parts["forward"] + parts["backward"]
+computing = alone["forward"] + alone["backward"]
 balance = sum(buckets) / computing  # 2(n-1)/n is 1
 print(f"equal at {balance / MBIT:.0f} mbit/s")
-for mbit in steps:
-    waiting = steps[mbit]["step_seconds"] - sum(steps[mbit][name] for name in parts)
-    ours = sum(steps[mbit][name] for name in ("forward", "backward"))
-    print(f"measured at {mbit:4} mbit/s: exposed communication is {waiting / ours:.1f} times computing")
+for mbit, run in steps.items():
+    waiting = run["step_seconds"] - sum(alone.values())
+    print(f"measured at {mbit:4} mbit/s: exposed communication is {waiting / computing:.1f} times computing")
 
 # %% [markdown]
 # Above that rate a faster network buys little, below it a faster GPU buys nothing. Twice the batch on each rank, or two
@@ -609,8 +610,8 @@ print(f"A hundred mbit/s are {100 * MBIT / MB} MB/s; the average of the four lin
 # %% [markdown]
 # Not the average: **the whole ring runs at the speed of its slowest link**, since every chunk passes through every machine.
 # Three quarters of the machines are fine and each shows the same poor number. To find the culprit, measure *pairs*: the
-# pair that is slow with everyone names it. (Lesson 05's `scalelab doctor` does.) Two machines taken from the good three
-# would have told you that the fabric is perfect.
+# machine that is slow with every partner is it. Two machines taken from the good three would have told you that the fabric is
+# perfect.
 #
 # ## 9. Real fabrics, the same formula
 #
@@ -630,8 +631,9 @@ for link in chosen:
     print(f"{label:32} {link.one_way:7g} {link.duplex:9g} {1000 * best:12.1f} ms")
 
 # %% [markdown]
-# Sources: ML Engineering Open Book (NVLink, PCIe, InfiniBand), IEEE 802.3 (Ethernet). A RoCE port has the rate of the
-# Ethernet port that it uses. NVLink counts all links of one GPU together; the others are one port or one slot.
+# Sources: ML Engineering Open Book (NVLink, PCIe from 4 on, InfiniBand), the standards (PCIe 3, Ethernet). A RoCE port has
+# the rate of the Ethernet port that it uses. NVLink counts all links of one GPU together; the others are one port or one
+# slot.
 #
 # Makers print NVLink and PCIe **duplex**, both directions added, and network ports **one way**. A ring sends and receives
 # at the same time, and busbw counts what is *sent*: compare one way with one way.
@@ -643,7 +645,8 @@ print(f"{nvlink.name} against {port.name}: {nvlink.duplex / port.one_way:.0f} ti
 print(f"NVLink 3 against 1 Gb/s Ethernet: {hardware.NVLINK[2].one_way / hardware.ETHERNET[0].one_way:.0f} times")
 
 # %% [markdown]
-# And a server of 8 GPUs usually has several ports, so that the *machine's* sum counts: 8 × 50 = 400 GB/s against 450.
+# And a server of 8 GPUs usually has several ports, one for each GPU at best. Then eight rings run at once, each through a
+# port of its own, and the *sum* counts: 8 × 50 = 400 GB/s against 450.
 #
 # Some history that is often told wrong: NVLink 1 came with the P100. NVSwitch, which joins all GPUs of a machine at full
 # rate, came with the V100 (16 in a DGX-2), not with the H100. Cards of the RTX 40 series have no NVLink at all: theirs is
@@ -653,8 +656,6 @@ print(f"NVLink 3 against 1 Gb/s Ethernet: {hardware.NVLINK[2].one_way / hardware
 # time in µs, busbw in GB/s. How much of the one-way rate is that, and do two numbers describe it?
 
 # %%
-from scalelab.measure.fit import fit
-
 published = [(32768, 43.83, 1.31), (1048576, 101.9, 18.0), (16777216, 276.6, 106.16),
              (268435456, 2420.6, 194.07), (17179869184, 127997, 234.89)]  # fmt: skip
 found = fit([(s, us / 1e6) for s, us, _ in published], world_size=8)
@@ -666,7 +667,8 @@ print(f"alpha {1e6 * found.alpha:.1f} us, beta {found.beta / 1e9:.0f} GB/s, medi
 # %% [markdown]
 # The times span a factor of 3,000, and two numbers follow them, roughly: NCCL changes algorithm and protocol on the way, so
 # its curve has steps. Small messages are all latency here too, and below 1 MB nobody sees NVLink. (4 RTX 4090 over PCIe,
-# with a patched driver, were published with 24.4 GB/s: a tenth. Enough for DDP of a small model.)
+# with a patched driver, were published with 24.4 GB/s, in tinygrad/open-gpu-kernel-modules: a tenth. Enough for DDP of a
+# small model.)
 #
 # Two traps when you read such tables. Hardware that adds numbers up inside the switch (NVLink SHARP) sends less than a
 # ring, so its busbw can be *above* the line rate: it is no wire speed then. And on two machines NCCL's tree does the same;
@@ -679,7 +681,8 @@ print(f"alpha {1e6 * found.alpha:.1f} us, beta {found.beta / 1e9:.0f} GB/s, medi
 # the real tools.) First, what is there: `nvidia-smi topo -m`.
 
 # %%
-print("\n".join(line[:86] for line in Path("data/topo_fox.txt").read_text().expandtabs(8).splitlines()[:11]))
+matrix = Path("data/topo_fox.txt").read_text().expandtabs(8).splitlines()[:11]
+print("\n".join(line[:86].rstrip() for line in matrix))  # without the columns on processors
 
 # %% [markdown]
 # Read a row: how GPU 0 reaches each other one. *NV18* means 18 NVLinks; *PIX* one PCIe switch; *PXB* several; *PHB* through
@@ -689,7 +692,7 @@ print("\n".join(line[:86] for line in Path("data/topo_fox.txt").read_text().expa
 # %%
 def verdict(name):
     found = read(f"data/{name}")
-    print("verdict:", found["verdict"], "\nwhy:    ", found["why"], "\nnext:   ", found["next"])
+    print(f"verdict: {found['verdict']}\nwhy: {found['why']}\nnext: {found['next']}")
     return found["facts"]
 
 
@@ -724,7 +727,7 @@ print("transports:", facts["transport"], "- interfaces:", facts["interfaces"], "
 # ## On a real cluster
 #
 # - The sweep is a plain script. With GPUs it uses NCCL: `torchrun --nnodes=2 --nproc-per-node=8 …
-#   scalelab/measure/collective_ranks.py --op all-reduce --backend nccl --sizes 1048576 1073741824`, On one machine with 8
+#   scalelab/measure/collective_ranks.py --op all-reduce --backend nccl --sizes 1048576 1073741824`. On one machine with 8
 #   GPUs: `scalelab bench all-reduce --cluster local --nodes 1 --nproc-per-node 8 --line-rate 450GB/s`.
 # - nccl-tests: build with `make MPI=1`, then `mpirun -np 16 -N 8 ./build/all_reduce_perf -b 8 -e 8G -f 2 -g 1`. Without
 #   `MPI=1` you get 16 jobs of one rank, busbw 0, and no error.
