@@ -28,6 +28,7 @@ SET = re.compile(r"\b(NCCL_\w+) (?:is )?set (?:by environment )?to (.+?)\.?$")
 VIA = re.compile(r"\bvia (direct shared memory|[A-Za-z][\w.-]*(?:[ /].*)?)")
 DEVICES = re.compile(r"\[\d+\]\s*([\w.+-]+(?::\d+(?=/))?)(?:\.\d+)?(?::\d+)?/(IB|RoCE|iWARP|ROCE)")
 ADDRESSED = re.compile(r"(?:\[\d+\])?([A-Za-z][\w.@-]*(?::\d+)?):(?:\[?[0-9a-fA-F.:x]+|<)")
+MORE = re.compile(r"\[\d+\][a-zA-Z]|\bOOB |<\d+>|/(?:IB|RoCE)\b")  # the rest of such a list
 OOB = re.compile(r"\bOOB ([\w.@-]+):")
 WHERE = re.compile(r"(\S+\.(?:cc|cu|h|cpp|c):\d+)\s+NCCL (?:WARN|ERROR|ABORT)")
 SENDER = re.compile(r"(\S+?):(\S+?):(\S+?) \[(-?\d+)\]")
@@ -101,7 +102,7 @@ class NcclLog:
         """Takes the line in; whether it is NCCL's own."""
         match = LINE.search(line) if "NCCL " in line or "INFO" in line or "WARN" in line else None
         if match is None:
-            if self.unfinished and line and not line[0].isspace():
+            if self.unfinished and line and not line[0].isspace() and MORE.search(line):
                 self._info(number, self.unfinished + line)
                 self.unfinished = ""
                 return True

@@ -170,7 +170,7 @@ def _between(gpus: list[int], links: dict[str, str], kind: str | None, peers: di
         return (
             f"one 2-GPU job over PCIe ({worst}), no NVLink" if cost(worst) < 5
             else f"one 2-GPU job goes at the speed of {worst}; two 1-GPU jobs wait for nothing",
-            f"The two GPUs reach each other {MEANING[worst]}. {_pcie(links.values(), peers)}",
+            f"The two GPUs reach each other {_meaning(worst)}. {_pcie(links.values(), peers)}",
             f"measure it: {tests}{ask}",
         )  # fmt: skip
     size = n // 2

@@ -101,7 +101,7 @@ def test_nothing_in_a_file_moves_the_readers_cursor(tmp_path):
 
 
 def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalelab.doctor.read.SILENCE", 0.3)
+    monkeypatch.setattr("scalelab.doctor.source.SILENCE", 0.3)
     path = tmp_path / "pipe"
     os.mkfifo(path)
     began = time.monotonic()

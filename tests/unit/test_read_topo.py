@@ -204,6 +204,12 @@ def test_a_matrix_of_pcie_alone_says_nothing_of_nvlink(tmp_path):
     assert of(tmp_path, "$ nvidia-smi topo -m\n" + matrix)["facts"]["class"] == "cross-socket"
 
 
+@pytest.mark.parametrize("label", ["NV0", "N/A"])
+def test_a_path_that_no_driver_names(tmp_path, label):
+    result = of(tmp_path, topo(2, lambda i, j: label))
+    assert result["facts"]["class"] is None and "does not name" in result["why"]
+
+
 def test_paths_that_a_virtual_machine_hides(tmp_path):
     flat = of(tmp_path, topo(4, lambda i, j: "SYS", numa=lambda i: str(i // 2)))
     assert "hides how" in flat["why"]
