@@ -36,7 +36,7 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
      "ranks of one node must share /dev/shm (one container, or --ipc=host), and nothing may clean "
      "it (systemd RemoveIPC=no); NCCL_SHM_DISABLE=1 or NCCL_CUMEM_HOST_ENABLE=0 to test"),
     (r"shmutils\.\w+:\d+ Cuda failure",
-     "CUDA refused the shared memory that NCCL made (it has room, but cannot be registered)",
+     "CUDA refused the shared memory that NCCL made",
      "NCCL_CUMEM_HOST_ENABLE=0 or NCCL_SHM_DISABLE=1 shows whether this is it; ulimit -l; newer "
      "NCCL"),
     (r"No space left on device|posix_fallocate|/dev/shm|shm_open|shared memory segment|"
