@@ -40,7 +40,7 @@ class Rank:
     error: str = ""  # "ValueError: …" where it raised
     where: str = ""  # the line of the learner's code that raised, or the stack of a hang
     exit: int | None = None  # exit code, negative for a signal; None while it ran
-    told: bool = False  # it said how it went, and did not just end
+    silent: bool = False  # it ended without saying how it went
     hung: bool = False
     sys_exit: bool = False
     output: str = ""
@@ -90,8 +90,8 @@ class Bench:
             pipes.append(r)
         data = _collect(pids, pipes, found, timeout)
         for rank, raw in enumerate(data):
+            found[rank].silent = not raw
             if raw:
-                found[rank].told = True
                 try:
                     for name, value in pickle.loads(raw).items():
                         setattr(found[rank], name, value)
@@ -137,7 +137,7 @@ def raise_if_broken(found: list[Rank]) -> None:
             how = f"was killed by {signal.Signals(-f.exit).name}" if f.exit < 0 else (
                 f"ended with exit code {f.exit}")  # fmt: skip
             raise Wrong(f"rank {f.rank} of {n} {how} before it returned")
-        if f.exit == 0 and not f.hung and not f.told:
+        if f.exit == 0 and f.silent and not f.hung:
             raise Wrong(f"rank {f.rank} of {n} ended its process (os._exit) before it returned")
     hung = [f for f in found if f.hung]
     if hung:

@@ -419,6 +419,7 @@ def test_a_value_has_no_more_digits_than_its_error_leaves(value, error, words):
 # The same panel on real hosts, with real ranks
 
 
+@pytest.mark.slow
 def test_two_real_links_one_ten_times_slower(tmp_path, monkeypatch, capfd):
     problem = clusters.virtual_problem()
     if problem:
@@ -434,6 +435,7 @@ def test_two_real_links_one_ten_times_slower(tmp_path, monkeypatch, capfd):
     assert all(row["wrong"] == 0 for row in a["rows"] + b["rows"])
 
 
+@pytest.mark.slow
 def test_stop_on_real_hosts_leaves_no_process(tmp_path, monkeypatch):
     problem = clusters.virtual_problem()
     if problem:

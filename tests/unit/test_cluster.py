@@ -655,6 +655,7 @@ def test_the_way_across_goes_through_the_router(racks):
     assert arrives(racks.node(0), racks.node(2), ttl=2)
 
 
+@pytest.mark.slow
 def test_racks_share_no_broadcast_domain(racks):
     """Without the router's route there is no way across, and neighbours stay reachable."""
     node = racks.node(0)

@@ -30,6 +30,7 @@ def test_short_and_plain(name):
             assert root == "torch" or root in sys.stdlib_module_names, module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_help_and_a_start_without_torchrun(name):
     helped = python(SCRIPTS / name, "--help")

@@ -56,6 +56,7 @@ def script(*args):
                           capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_slow_books_as_a_script():
     done = script("--workers", "2", "--wait", "0.0001")
     assert done.returncode == 0 and done.stdout.startswith("2 workers: ")

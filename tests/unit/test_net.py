@@ -144,6 +144,7 @@ def test_a_slow_link_still_passes_full_frames(lab):
     assert None not in trips(lab, count=3, size=1472, whole=True)
 
 
+@pytest.mark.slow
 def test_delay_shows_in_a_round_trip(lab):
     assert not delays(lab, 5)
     for ms in (5, 20, 50):

@@ -195,6 +195,7 @@ raise ValueError("the cause")
     assert run.first_failure["error"].endswith("ValueError: the cause")
 
 
+@pytest.mark.slow
 def test_a_traceback_long_before_an_exit_with_1_is_not_the_failure(launch):
     run = launch("""
 import os, sys, time, traceback

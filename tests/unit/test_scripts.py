@@ -220,6 +220,7 @@ def test_one_device_learns_and_records_every_step(one_run):
     assert 2.0 < float(last.split()[-1]) < 2.9
 
 
+@pytest.mark.slow
 def test_two_runs_on_one_thread_are_bit_identical(one_run, train):
     _, rows, (weights,) = train(ONE, "--steps", 15)
     losses = [row["loss"] for row in rows]

@@ -129,6 +129,7 @@ def test_one_rank_has_no_bus_bandwidth():
 # --- the command
 
 
+@pytest.mark.slow
 def test_the_command_keeps_its_contract(tmp_path):
     out = tmp_path / "kept.json"
     call = scalelab(tmp_path, "bench", "all-reduce", "--cluster", "local", "--sizes", "4K:64K:4",
