@@ -236,9 +236,9 @@ for link, found in sweeps.items():
           f"best busbw: {of_rate}; half latency at {max(half, 0) / 1000:.0f} kB")  # fmt: skip
 
 # %% [markdown]
-# Read the picture from the left. All curves start flat: down there a link ten times as fast gains nothing. On the right
-# they are parallel, one power of ten apart. That is why DDP gathers gradients in buckets (lesson 03), and why "the speed of
-# the network" is not one number.
+# Read the picture from the left. All curves start flat: down there a link ten times as fast gains nothing. On the right the
+# two with a limit are parallel, one power of ten apart. That is why DDP gathers gradients in buckets (lesson 03), and why
+# "the speed of the network" is not one number.
 #
 # Four remarks. A busbw of about 95 % of the rate is all that there is to have: headers take the rest (section 6). A middle
 # size can even lie above the rate, since what limits these links lets a short burst through; the large sizes count. Without
@@ -347,10 +347,10 @@ ax.legend(frameon=False, fontsize=8, ncols=2)
 plt.show()
 
 # %% [markdown]
-# **Compare.** The tree starts lower, the ring ends lower, and they cross near the predicted size. gloo's own all-reduce is
-# a ring too: on the left it takes nearly twice as long as the ring that posts its receives ahead, which is section 3's
-# handshake; on the right they meet. The measured curves lie above theory: the first message of a call finds no receiver
-# ready, and the calls, the copies and the switch take time too, all on this computer's cores.
+# **Compare.** The tree starts lower, the ring ends lower, and they cross not far from the predicted size. gloo's own
+# all-reduce is a ring too: on the left it takes nearly twice as long as the ring that posts its receives ahead, which is
+# section 3's handshake; on the right they meet. The measured curves lie above theory: the first message of a call finds no
+# receiver ready, and the calls, the copies and the switch take time too, all on this computer's cores.
 #
 # The tree does *not* save bytes, it saves messages. And it gives the same sum, but for the order in which rounded numbers
 # are added: a few units of the seventh digit. A model converges the same.
