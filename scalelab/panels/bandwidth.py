@@ -21,6 +21,7 @@ from scalelab.panels.base import (
     RunFailed,
     failed_rank,
     failure_in_one_line,
+    gently,
     number,
     words,
 )
@@ -286,7 +287,7 @@ class BandwidthPanel(Panel):
         if drawn == self._drawn:  # a picture takes longer than all the rest
             return
         self._drawn = drawn
-        self._image.value = drawing.curve(view)
+        self._image.value = gently(drawing.curve, view)
         self._table.value = drawing.table_html(view)
         self._copy.value = drawing.tsv(view)
         for one in (self._copy_words, self._copy):

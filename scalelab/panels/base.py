@@ -9,6 +9,9 @@ takes the thread with it, and the cluster ends with the process that started it.
 from __future__ import annotations
 
 import base64
+import contextlib
+import os
+import sys
 import threading
 from html import escape
 
@@ -192,6 +195,25 @@ class Panel:
         self._view.status = status
         colour = "var(--jp-error-color0,#b00020)" if self._view.failed else "inherit"
         self._status.value = f'<span style="font-weight:600;color:{colour}">{escape(status)}</span>'
+
+
+def gently(draw, *args):
+    """draw(*args), in a thread that gives way to all else: what is being measured at this moment
+    must not be slower for its own picture."""
+    drawn = []
+
+    def work():
+        if sys.platform == "linux":  # there a priority is a thread's own
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
+        drawn.append(draw(*args))
+
+    thread = threading.Thread(target=work, daemon=True, name="scalelab-drawing")
+    thread.start()
+    thread.join()
+    if not drawn:
+        raise RuntimeError("the picture could not be drawn; the error is printed above")
+    return drawn[0]
 
 
 def number(value: int, text: str) -> w.IntText:
