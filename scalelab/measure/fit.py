@@ -31,9 +31,9 @@ class Fit:
 
 
 def fit(points: Iterable[tuple[float, ...]], world_size: int, form: str = "ring") -> Fit:
-    """Least squares over (bytes, seconds) or (bytes, seconds, spread), each point relative to its
-    own time: an error of 5 % counts alike at 4 KB and at 64 MB. Otherwise the large sizes drown
-    alpha. A point whose time is less sure (spread, a fraction of the time) counts for less.
+    """Least squares over (bytes, seconds) or (bytes, seconds, error), each point relative to its
+    own time: being off by 5 % counts alike at 4 KB and at 64 MB. Otherwise the large sizes drown
+    alpha. A point whose time is less sure (error, a fraction of the time) counts for less.
 
     Raises ValueError where there is nothing to fit: fewer than two sizes, one rank, or times that
     do not grow with the size (then beta has no meaning).
@@ -51,7 +51,7 @@ def fit(points: Iterable[tuple[float, ...]], world_size: int, form: str = "ring"
     bandwidth = FORMS[form].bandwidth(world_size)
     # t = latency * alpha + bandwidth * b / beta, divided by t: 1 = u * alpha + v / beta
     rows = [
-        (latency / t, bandwidth * b / t, 1 / max([SURE, *spread]) ** 2) for b, t, *spread in points
+        (latency / t, bandwidth * b / t, 1 / max([SURE, *error]) ** 2) for b, t, *error in points
     ]
     uu = sum(w * u * u for u, _, w in rows)
     uv = sum(w * u * v for u, v, w in rows)

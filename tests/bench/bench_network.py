@@ -110,7 +110,7 @@ def test_step_time_is_predicted():
             for rate in RATES:
                 c.set_link(rate=rate)
                 rows = sweep.measure(c, "all-reduce", "64K:16M:4", timeout=200)["rows"]
-                line = fit([(r["bytes"], r["time_us"] / 1e6, r["spread"]) for r in rows], nodes)
+                line = fit(sweep.points_of(rows), nodes)
                 predicted = {
                     (layers, int(micro)): step.predict(
                         m["forward"], m["backward"], m["update"],
