@@ -128,18 +128,20 @@ for found in (few, many):
           f" {1000 * row['algbw']:7.1f} {1000 * row['busbw']:7.1f}")  # fmt: skip
 
 # %% [markdown]
-# **Compare.** The counters of the network cards say what each machine has sent for one all-reduce, in tensors:
+# **Compare.** The counters of the network cards say what each machine has sent for one all-reduce, in sizes of the
+# tensor:
 
 # %%
 print("you said", my_megabytes)
 for found in (few, many):
     (row,), n = found["rows"], found["world_size"]
+    theory = 2 * (n - 1) / n
     print(f"{n} ranks: {row['wire_bytes'] / SIZE:.1f} tensors;",
-          f"theory {2 * (n - 1) / n}; wrong sums: {row['wrong']}")  # fmt: skip
+          f"theory {theory}, that is {theory * SIZE / MB:g} MB; wrong sums: {row['wrong']}")  # fmt: skip
 
 # %% [markdown]
-# **Explain.** The bytes depend on the number of ranks and on nothing else. (A slower link carries the same bytes for
-# longer; section 2 has the count at 100 mbit/s.)
+# **Explain.** The bytes depend on the tensor and the number of ranks, not on the link. (A slower one carries the same
+# bytes for longer; section 2 has the count at 100 mbit/s.)
 #
 # From this come the two speeds of the table. It has the columns of *nccl-tests*, the programs that everyone uses on GPUs:
 #
@@ -150,7 +152,7 @@ for found in (few, many):
 # the box. At 1 gbit/s the box says 125 MB/s. 2 ranks come near it in both columns, since 2(n-1)/n is 1 at n = 2. With 4
 # ranks only busbw does.
 #
-# A collective sends less than an all-reduce, so its factor is another one. Sizes are of the whole tensor:
+# Other collectives send less than an all-reduce, so they have other factors. Sizes are of the whole tensor:
 
 # %%
 for op in cost.BUS_FACTORS:
@@ -200,16 +202,23 @@ print(f"2M against 512 bytes: {ratio:.0f} times as long, for 4096 times the byte
 #
 # $$t = 2(n-1)\,\alpha + \frac{2(n-1)}{n}\cdot\frac{S}{\beta}$$
 #
-# The last lines of the table are these two, fitted to the times. (By least squares, each point relative to its own time;
-# otherwise the long times drown α.) The first half of the formula equals the second at S = n α β. Well below it a message
-# is **all latency**: half the size takes the same time. Well above it α is nothing, and half the size takes half the time.
+# The table's line *alpha … beta …* has these two, fitted to the times. (By least squares, each point relative to its
+# own time; otherwise the long times drown α. Behind ± is the uncertainty; *misses by*, in the panel, says how far the
+# curve is from the points.) The α printed is one latency of the link. With gloo a message costs two (lesson 02), so put
+# twice that into the formula, as the helper below does.
+#
+# The first half of the formula equals the second at S = n α β. Well below it a message is **all latency**: half the
+# size takes the same time. At ten times that size α is a tenth of the second half, and half the size takes about half
+# the time.
+#
+# (Why does the column *wire B* say more than theory at 512 bytes? Headers, and gloo's own small messages.)
 
 
 # %%
 def all_reduce(nbytes, found, beta_by=1):
     """Seconds by the fitted alpha and beta, or by so many times this beta."""
     ring = found["fits"]["ring"]
-    alpha = ring["latencies_a_message"] * ring["alpha_us"] / 1e6
+    alpha = ring["latencies_a_message"] * ring["alpha_us"] / 1e6  # gloo: 2 a message
     beta = beta_by * ring["beta_gbs"] * 1e9
     return cost.seconds("ring", nbytes, found["world_size"], alpha, beta)
 
@@ -236,20 +245,24 @@ for link, found in sweeps.items():
           f"best busbw: {of_rate}; half latency at {max(half, 0) / 1000:.0f} kB")  # fmt: skip
 
 # %% [markdown]
-# Read the picture from the left. All curves start flat: down there a link ten times as fast gains nothing. On the right the
-# two with a limit are parallel, one power of ten apart. That is why DDP gathers gradients in buckets (lesson 03), and why
-# "the speed of the network" is not one number.
+# Read the picture from the left. At the smallest sizes a link ten times as fast gains next to nothing, and the quicker
+# the link, the further its curve stays flat (S grows with β). On the right the two with a limit are parallel, about one
+# power of ten apart. That is why DDP gathers gradients in buckets (lesson 03), and why "the speed of the network" is
+# not one number.
 #
-# Four remarks. A busbw of about 95 % of the rate is all that there is to have: headers take the rest (section 6). A middle
-# size can even lie above the rate, since what limits these links lets a short burst through; the large sizes count. Without
-# a limit no network is measured at all: both ends are on this computer, and its cores copy every byte. And the smallest
-# times are the noisiest ones (*spread*): they are a few wake-ups of a process long.
+# Four remarks. A busbw of about 95 % of the rate is all that there is to have: headers take the rest (section 6). A
+# middle size can even lie above the rate, since what limits these links lets a short burst through; the large sizes
+# count. Without a limit no network is measured at all: both ends are on this computer, and its cores copy every byte.
+# And the smallest times are the noisiest ones (*spread*: how far the middle half of the repeats lies apart): they are a
+# few wake-ups of a process long. If a large size falls far short of the rate, something else was running: measure
+# again.
 #
 # ## 3. Delay: a rack, a building, two cities
 #
-# Now the rate stays at 1 gbit/s and the *distance* grows. Light in glass takes 5 µs for a kilometre, switches a little on
-# top. So within a rack or a building the delay is some microseconds (with TCP, the operating system adds some tens), within
-# a town it is below 1 ms, and between two cities it is about 15 ms one way: 30 ms there and back.
+# Now the rate stays at 1 gbit/s and the *distance* grows. Light in glass takes 5 µs for a kilometre, switches a little
+# on top. So within a rack or a building the delay is some microseconds (with TCP, the operating system adds some tens),
+# within a town it is below 1 ms. Between two distant cities it is about 15 ms one way, 30 ms there and back: cables
+# make detours and pass many routers.
 #
 # **Predict.** A tiny all-reduce (4 kB) on 2 machines takes 2(n-1) α. What will it be at 1 ms and at 15 ms, one way?
 
@@ -262,7 +275,7 @@ for delay, guess in my_milliseconds.items():
 with cluster.start(nodes=2) as c:
     delays = {ms: swept(f"delay_{ms}", c, "4K,1M", rate="1gbit", delay=f"{ms}ms") for ms in (1, 15)}
 print("delay (ms)   2(n-1) alpha   you said   4 kB took     1 MB took   busbw at 1 MB (MB/s)")
-print(f"{'none':>10} {0:14} {'':>10} {min(times.values()) / 1000:11.1f}")
+print(f"{'none':>10} {0:14} {'':>10} {times[4096] / 1000:11.1f}")
 for ms, found in delays.items():
     small, large = (row["time_us"] / 1000 for row in found["rows"])
     said = str(my_milliseconds[ms])
@@ -274,11 +287,14 @@ small = delays[15]["rows"][0]["time_us"] / 1000
 print(f"at 15 ms: {small / (2 * 15):.0f} times 2(n-1) times the delay")
 
 # %% [markdown]
-# **Twice as long as predicted.** The formula is right about the number of messages; a message simply costs two latencies
-# here. gloo's receiver first tells the sender that it is ready; only then do the numbers come. So its α is twice the link's
-# delay. (`sweep` knows that, and prints the delay of the link.) It need not be so: a receiver can say that it is ready
-# *before* it is needed. The next section's script does that, and you will see the difference. NCCL does it as well, so with
-# NCCL a message costs one latency. (That needs GPUs on several machines, and is not measured here.)
+# **Twice 2(n-1) delays.** The formula is right about the number of messages; a message simply costs two latencies here,
+# as in lesson 02. gloo's receiver first tells the sender that it is ready; only then do the numbers come. So its α is
+# twice the link's delay. (`sweep` knows that, and prints the delay of the link.) It need not be so: a receiver can say
+# that it is ready *before* it is needed. The next section's script does that, and you will see the difference. NCCL
+# does it as well, so with NCCL a message costs one latency. (That needs GPUs on several machines, and is not measured
+# here.)
+#
+# The delay of a rack or a building would be lost in the row *none*: this computer takes longer to wake a process.
 #
 # What does a delay do to training? A step pays it once per all-reduce *that nothing hides*, whatever the size of the model.
 # If the step is 100 ms long, 60 ms ruin it. If it lasts half a minute, as at the largest models, nobody will notice. So
@@ -307,8 +323,8 @@ print(f"gloo's all-reduce through the router: {gloo_1M['wire'] / SIZES[-1]:.1f} 
       f" as without one: {2 * 3 / 4}")  # fmt: skip
 
 # %% [markdown]
-# TCP is routed, and so are NCCL's sockets and RoCE version 2. (Version 1 is not, and InfiniBand needs a router of its own
-# kind.) The switch has to let the traffic *through*; being one subnet is not needed.
+# TCP is routed, and so are NCCL's sockets and version 2 of RoCE (section 9). (Version 1 is not, and InfiniBand needs a
+# router of its own kind.) What lies between has to let the traffic *through*; being one subnet is not needed.
 #
 # The same job also timed a ring and a tree made of `send` and `recv`. All of its receives are posted before the first byte
 # is sent, so that a message costs *one* latency. Messages and bytes, for n = 4:
@@ -348,9 +364,10 @@ plt.show()
 
 # %% [markdown]
 # **Compare.** The tree starts lower, the ring ends lower, and they cross not far from the predicted size. gloo's own
-# all-reduce is a ring too: on the left it takes nearly twice as long as the ring that posts its receives ahead, which is
-# section 3's handshake; on the right they meet. The measured curves lie above theory: the first message of a call finds no
-# receiver ready, and the calls, the copies and the switch take time too, all on this computer's cores.
+# all-reduce is a ring too: on the left it takes much longer than the ring that posts its receives ahead (by theory
+# twice as long), which is section 3's handshake; on the right they come together. The measured curves lie above theory:
+# the first message of a call finds no receiver ready, and the calls, the copies and the switch take time too, all on
+# this computer's cores.
 #
 # The tree does *not* save bytes, it saves messages. And it gives the same sum, but for the order in which rounded numbers
 # are added: a few units of the seventh digit. A model converges the same.
@@ -377,10 +394,11 @@ for o in tiers[3:]:
     print(f"{o['method']:13} {o['across'] / 2 / o['bytes']:.1f} tensors cross in each direction; wrong sums: {o['wrong']}")
 
 # %% [markdown]
-# **Predict** before you run the next cell. Across, a message takes 6 ms (1 + 5) and the link carries 12.5 MB/s; inside, 1
-# ms and 125 MB/s. The ring's 6 messages cross and stay in turn. The tree goes up and then down, so its two tensors cross
-# one after the other. The hierarchical one has two rings at the same time on the slow link, so each gets half of it. Which
-# is the fastest for 4 kB, which for 1 MB?
+# **Predict** before you run the next cell. Across, a message takes 6 ms (1 + 5) and the link carries 12.5 MB/s; inside,
+# 1 ms and 125 MB/s. In the ring a chunk's 6 messages cross and stay inside in turn. The tree goes up and then down, so
+# its two tensors cross one after the other. The hierarchical one sends 1 message inside, 2 across and 1 inside; it has
+# two rings of half a tensor at the same time on the slow link, so each gets half of it. Which is the fastest for 4 kB,
+# which for 1 MB?
 
 # %%
 my_fastest = {"4 kB": None, "1 MB": None}
@@ -408,10 +426,14 @@ for method in ("ring", "tree", "hierarchical"):
 # to cross finds no receiver ready, which can add 6 ms.) On a GPU cluster "inside" is NVLink and "across" is the network
 # card, and the same arithmetic holds with larger numbers.
 #
-# Two other shapes, by the same model. It assumes that links never disturb each other. In a **fat tree** that does not
-# block, every machine can send at full rate to any other one, so any algorithm runs as on the plain formula. In a **2D
-# torus** a machine has one link along its row and one along its column, and both work at once. 100 MB, α = 10 µs, 12.5 GB/s
-# for each link:
+# Two other shapes, by the same model. It assumes that links never disturb each other. A **fat tree** is layers of
+# switches; if it does not block, every machine can send at full rate to any other one, so any algorithm runs as on the
+# plain formula. In a **2D torus** the machines form a grid whose edges are joined, without a switch: each has one link
+# along its row and one along its column, and both work at once. Two more algorithms join in. *Halving-doubling*
+# exchanges half the tensor with one partner, a quarter with the next, and so on, then back: 2 log₂ n messages, and the
+# bytes of a ring. A *double tree*, which NCCL uses as its tree, is two trees at once, each for half the data, cut into
+# pieces that flow behind each other: nearly as few bytes as a ring, as few messages as a tree. 100 MB, α = 10 µs, 12.5
+# GB/s for each link:
 
 # %%
 a, b, size = 10e-6, 12.5e9, 100 * MB
@@ -424,9 +446,9 @@ torus = [1000 * cost.torus(size, k, k, a, b) for k in (4, 8, 16, 32)]
 print(f"{'2D torus, both ways':27}", *(f"{ms:7.1f}" for ms in torus))
 
 # %% [markdown]
-# The torus wins by its second link: give each machine of the fat tree two links as well, and they are alike. What the model
-# leaves out decides in practice: a torus is cheap to build and good for neighbours, a fat tree lets any machine talk to any
-# other one. The *double tree* is what NCCL uses as its tree: as few bytes as a ring, as few messages as a tree.
+# The torus wins by its second link: give each machine of the fat tree two links as well, and they are nearly alike.
+# What the model leaves out decides in practice: a torus is cheap to build and good for neighbours, a fat tree lets any
+# machine talk to any other one.
 #
 # ## 6. Packets, headers and jumbo frames
 #
@@ -456,11 +478,11 @@ for mtu, row in ((1500, plain), (9000, jumbo)):
 print(f"gain: {jumbo['busbw'] / plain['busbw'] - 1:.1%}; you said {my_percent} percent")
 
 # %% [markdown]
-# A few percent, and no more: that is all that headers take. What these machines **cannot** show: a real card and its driver
-# do work for each packet, and jumbo frames save five sixths of that, which matters at 10 gbit/s and more if the card does
-# not cut the packets itself. Here the kernel hands over several frames in one piece (so the counter sees fewer packets than
-# frames), and no card exists. And if one port on the way takes 1,500 only, large messages vanish while `ping` works: lesson
-# 05 breaks and mends that.
+# A few percent, and no more: that is all that headers take. What these machines **cannot** show: a real card and its
+# driver do work for each packet, and jumbo frames save five sixths of that, which matters at 10 gbit/s and more if the
+# card does not cut the packets itself. Here the kernel hands over several frames in one piece (so the packets counted,
+# which include acknowledgements, are not the frames), and no card exists. And if one port on the way takes 1,500 only,
+# large messages vanish while `ping` works: lesson 05 breaks and mends that.
 #
 # ## 7. Predict a training step
 #
@@ -489,8 +511,8 @@ print("buckets, bytes:", buckets)
 # The first bucket travels while backward is in its second half. The second one is full when backward is over, so nothing
 # hides it. (A model of several hundred MB has many buckets, and only the last one is sure to be exposed.)
 #
-# **Predict** the step at 100 mbit/s, at 1 gbit/s, and at 250 mbit/s, where nothing was measured: take 2.5 times the β of
-# 100 mbit/s.
+# **Predict** the step at 100 mbit/s, at 1 gbit/s, and at 250 mbit/s, where nothing was measured: take 2.5 times the β
+# of 100 mbit/s. Do one of them by hand; the next cells do all three, before the jobs at 250 and 1000 mbit/s have run.
 
 
 # %%
@@ -518,9 +540,9 @@ for mbit, one in forecast.items():
           f"{one.seconds / measured - 1:+11.0%} {share:14.0%}")  # fmt: skip
 
 # %% [markdown]
-# Where the network takes most of the step, the prediction is close. On quick links the real step is longer than predicted:
-# sending costs the processor too, and here the same few cores compute and copy. (A GPU has copy engines and a network card
-# beside it, and still gives some of its time to communication.)
+# Where the network takes most of the step, the prediction is close. On quick links the real step is often longer:
+# sending costs the processor too, and here the same few cores compute and copy. (A GPU has copy engines and a network
+# card beside it, and still gives some of its time to communication.)
 #
 # **Where does communication pass computing?** All-reduces take G · 2(n-1)/n ÷ β for G bytes of gradients; forward and
 # backward take what they take. They are equal at
@@ -536,8 +558,9 @@ for mbit, run in steps.items():
     print(f"measured at {mbit:4} mbit/s: exposed communication is {waiting / computing:.1f} times computing")
 
 # %% [markdown]
-# Above that rate a faster network buys little, below it a faster GPU buys nothing. Twice the batch on each rank, or two
-# micro-batches under `no_sync`, double the computing and leave the bytes: they move β* down by half.
+# Far above that rate a faster network buys little, far below it a faster GPU buys little. Near it each of the two buys
+# something. Twice the batch on each rank, or two micro-batches under `no_sync`, double the computing and leave the
+# bytes: they halve β*.
 #
 # **What is a 30 % rule worth?** "If communication is more than 30 % of the step, change the strategy", one reads. With a
 # share s, *removing all of it* makes training 1/(1-s) times as fast, and nothing can do more:
@@ -608,12 +631,16 @@ print(f"A hundred mbit/s are {100 * MBIT / MB} MB/s; the average of the four lin
       f"{(3 * 1000 + 100) / 4 * MBIT / MB:.1f} MB/s.")  # fmt: skip
 
 # %% [markdown]
-# Not the average: **the whole ring runs at the speed of its slowest link**, since every chunk passes through every machine.
-# Three quarters of the machines are fine and each shows the same poor number. To find the culprit, measure *pairs*: the
-# machine that is slow with every partner is it. Two machines taken from the good three would have told you that the fabric is
-# perfect.
+# Not the average (and if it reads a little more than 12.5, that is section 2's short burst): **the whole ring runs at
+# the speed of its slowest link**, since every chunk passes through every machine. Three quarters of the machines are
+# fine and each shows the same poor number. To find the culprit, measure *pairs*: the machine that is slow with every
+# partner is it. Two machines taken from the good three would have told you that the fabric is perfect.
 #
 # ## 9. Real fabrics, the same formula
+#
+# The names first. *NVLink* joins the GPUs of one machine; *PCIe* is the slot that every card sits in. Between machines
+# there is Ethernet, or *InfiniBand*, a network made for clusters. *RDMA* means that a network card reads and writes
+# memory without the processor, with *GPUDirect* a GPU's memory. InfiniBand has RDMA; *RoCE* is RDMA over Ethernet.
 #
 # NVLink is said to have 900 GB/s and a network card 50. Eighteen times? **Predict**, then read the columns.
 
@@ -631,9 +658,9 @@ for link in chosen:
     print(f"{label:32} {link.one_way:7g} {link.duplex:9g} {1000 * best:12.1f} ms")
 
 # %% [markdown]
-# Sources: ML Engineering Open Book (NVLink, PCIe from 4 on, InfiniBand), the standards (PCIe 3, Ethernet). A RoCE port has
-# the rate of the Ethernet port that it uses. NVLink counts all links of one GPU together; the others are one port or one
-# slot.
+# Sources: ML Engineering Open Book, github.com/stas00/ml-engineering (NVLink, PCIe from 4 on, InfiniBand), the
+# standards (PCIe 3, Ethernet). A RoCE port has the rate of the Ethernet port that it uses. NVLink counts all links of
+# one GPU together; the others are one port or one slot.
 #
 # Makers print NVLink and PCIe **duplex**, both directions added, and network ports **one way**. A ring sends and receives
 # at the same time, and busbw counts what is *sent*: compare one way with one way.
@@ -648,9 +675,9 @@ print(f"NVLink 3 against 1 Gb/s Ethernet: {hardware.NVLINK[2].one_way / hardware
 # And a server of 8 GPUs usually has several ports, one for each GPU at best. Then eight rings run at once, each through a
 # port of its own, and the *sum* counts: 8 × 50 = 400 GB/s against 450.
 #
-# Some history that is often told wrong: NVLink 1 came with the P100. NVSwitch, which joins all GPUs of a machine at full
-# rate, came with the V100 (16 in a DGX-2), not with the H100. Cards of the RTX 40 series have no NVLink at all: theirs is
-# the PCIe row.
+# Some history that is often told wrong: NVLink 1 came with the P100. NVSwitch, which joins all GPUs of a machine at
+# full rate, came with the V100 (16 of these in a DGX-2), not with the H100. Cards of the RTX 40 series have no NVLink
+# at all: theirs is the PCIe row.
 #
 # Practice stays below "at best". Published, for 8 A100 with NVLink 3 (ML Engineering Open Book, `all_reduce_perf`): bytes,
 # time in µs, busbw in GB/s. How much of the one-way rate is that, and do two numbers describe it?
@@ -671,8 +698,8 @@ print(f"alpha {1e6 * found.alpha:.1f} us, beta {found.beta / 1e9:.0f} GB/s, medi
 # small model.)
 #
 # Two traps when you read such tables. Hardware that adds numbers up inside the switch (NVLink SHARP) sends less than a
-# ring, so its busbw can be *above* the line rate: it is no wire speed then. And on two machines NCCL's tree does the same;
-# `NCCL_ALGO=Ring` shows the network card.
+# ring, so its busbw can be *above* the line rate (8 H100: 480 GB/s where a GPU has 450, NVIDIA/nccl-tests#212). It is no
+# wire speed then. And on two machines NCCL's tree does the same; `NCCL_ALGO=Ring` shows the network card.
 #
 # ## 10. Read your own
 #
@@ -700,20 +727,28 @@ facts = verdict("topo_fox.txt")
 print("class:", facts["class"], "- nearest card of each GPU:", facts["gpu_nic"])
 
 # %% [markdown]
+# All pairs are alike here, so any 4 GPUs will do for a job of 4. Where they are not (NVLink within pairs only, or SYS
+# between two halves), give a job the set whose *slowest* pair is quickest, and think of what the second job is left
+# with.
+#
 # Second, how fast it is: nccl-tests' `all_reduce_perf` on both machines. Look at three things before any speed: how many
 # *ranks* the header lists and on which machines, the column *#wrong*, and whether the largest size is large enough.
 
 # %%
-print("\n".join(Path("data/nccl_tests_fox_owl.txt").read_text().splitlines()[-12:-2]), "\n")
+lines = Path("data/nccl_tests_fox_owl.txt").read_text().splitlines()
+print("\n".join([*lines[3:6], "...", *lines[11:13], "...", *lines[-12:-2]]), "\n")  # the header in part
 facts = verdict("nccl_tests_fox_owl.txt")
 print("nodes", facts["nodes"], "- ranks", facts["ranks"], "- wrong", facts["wrong"],
       "- one job:", not facts["independent_runs"])  # fmt: skip
 
 # %% [markdown]
 # Third, why: a log with `NCCL_DEBUG=INFO`. It shows interfaces, transports and settings. It does **not** show how long
-# communication takes; for that use a profiler, or the step with and without `no_sync`, as in section 7.
+# communication takes; for that use a profiler, or the step with and without `no_sync`, as in section 7. *P2P* is from
+# GPU to GPU, *SHM* through the host's memory, *NET/IB* RDMA, *NET/Socket* TCP. Some of its lines:
 
 # %%
+lines = Path("data/nccl_log_fox_owl.txt").read_text().splitlines()
+print(*(line for line in lines if "Channel" in line or "set by" in line), "", sep="\n")
 facts = verdict("nccl_log_fox_owl.txt")
 print("transports:", facts["transport"], "- interfaces:", facts["interfaces"], "- settings:", facts["env"])
 
@@ -721,7 +756,8 @@ print("transports:", facts["transport"], "- interfaces:", facts["interfaces"], "
 # The cards are there and somebody has switched them off: the traffic takes the ordinary Ethernet port. One variable.
 #
 # `NCCL_SOCKET_IFNAME` would not have helped: it picks the interface of NCCL's *sockets* and of its first contact. The
-# InfiniBand cards are picked by `NCCL_IB_HCA`.
+# InfiniBand cards are picked by `NCCL_IB_HCA`. Nor does `NCCL_P2P_LEVEL=NV`, which is often recommended, do anything:
+# the value is `NVL`. And that one forbids P2P over PCIe, which rarely helps.
 
 # %% [markdown]
 # ## On a real cluster
@@ -729,8 +765,8 @@ print("transports:", facts["transport"], "- interfaces:", facts["interfaces"], "
 # - The sweep is a plain script. With GPUs it uses NCCL: `torchrun --nnodes=2 --nproc-per-node=8 …
 #   scalelab/measure/collective_ranks.py --op all-reduce --backend nccl --sizes 1048576 1073741824`. On one machine with 8
 #   GPUs: `scalelab bench all-reduce --cluster local --nodes 1 --nproc-per-node 8 --line-rate 450GB/s`.
-# - nccl-tests: build with `make MPI=1`, then `mpirun -np 16 -N 8 ./build/all_reduce_perf -b 8 -e 8G -f 2 -g 1`. Without
-#   `MPI=1` you get 16 jobs of one rank, busbw 0, and no error.
+# - nccl-tests: build with `make MPI=1`, then `mpirun -np 16 -H fox:8,owl:8 ./build/all_reduce_perf -b 8 -e 8G -f 2 -g 1`.
+#   Without `MPI=1` you get 16 jobs of one rank, busbw 0, and no error.
 # - The wire below NCCL: `iperf3 -s` on one and `iperf3 -c HOST -P 4` on the other machine for TCP; `ib_write_bw` (package
 #   *perftest*) for InfiniBand and RoCE.
 # - On two machines, `NCCL_ALGO=Ring` before you compare busbw with a port.
