@@ -4,9 +4,9 @@
 
 Sizes are bytes; for all-gather and reduce-scatter they are those of the whole, n times a rank's
 part. A row's time is the median over rounds, each of several operations one after another, and the
-mean over ranks (of a broadcast, the last rank's); spread is the distance of the quartiles over the
-median. wire_bytes is what one host sent through its network interface for one operation, headers
-included, as the kernel counts.
+mean over ranks (of a broadcast and of send-recv, the last rank's); spread is the distance of the
+quartiles over the median. wire_bytes is what one host sent through its network interface for one
+operation, headers included, as the kernel counts.
 """
 import argparse
 import json
@@ -100,10 +100,22 @@ class Collective:
         return (index * 7 + (index >> 8) * 3 + rank * 11) % most
 
 
-def sent():
+def placement():
+    """(how many hosts there are, whether this rank is the first on its own). Counted by what they
+    have in common, since a launcher's nodes may all be on one machine: kernel and network."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as f:
+            here = (f.read(), os.stat("/proc/self/ns/net").st_ino)
+    except OSError:
+        here = os.environ.get("GROUP_RANK", "0")
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, here)
+    return len(set(found)), found.index(here) == dist.get_rank()
+
+
+def sent(one_host):
     """(bytes, packets) that this host has sent so far: through its network interfaces, or, where
     all ranks are on one host, through loopback. None where the kernel does not say."""
-    one_host = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     try:
         lines = [line.split(":") for line in open("/proc/net/dev").read().splitlines()[2:]]
     except OSError:
@@ -121,10 +133,12 @@ def over_ranks(values, how, device):
 
 def measure(op, nbytes, args, device, rank, n):
     """One row."""
+    hosts, first_of_host = placement()
     call = Collective(op, nbytes, getattr(torch, args.dtype), device, rank, n)
     wrong = call.wrong()  # also the first warm-up
-    # The root of a broadcast is done before the others; elsewhere nobody is.
-    how = "max" if op == "broadcast" else "mean"
+    # The root of a broadcast is done before the others, and a sender whose receiver is far away
+    # before one that waits for it; elsewhere nobody is.
+    how = "max" if op in ("broadcast", "send-recv") else "mean"
     dist.barrier()
     began = time.perf_counter()
     call()
@@ -134,11 +148,9 @@ def measure(op, nbytes, args, device, rank, n):
         call()
         once = over_ranks([time.perf_counter() - began], how, device)[0]
     per_round = max(1, min(500, round(ROUND / max(once, 1e-7))))
-    hosts = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
-    first_of_host = os.environ.get("LOCAL_RANK", "0") == "0"
     seconds, spread, spent = [], 0.0, 0.0
     dist.barrier()
-    before = sent()
+    before = sent(hosts == 1)
     while len(seconds) < MAX_ROUNDS:
         dist.barrier()
         began = time.perf_counter()
@@ -154,7 +166,7 @@ def measure(op, nbytes, args, device, rank, n):
             if spread <= args.spread or spent > args.seconds:
                 break
     dist.barrier()  # what a rank has sent last may be in its queue until others have it
-    after = sent() if before and first_of_host else None
+    after = sent(hosts == 1) if before and first_of_host else None
     wire, packets = over_ranks(
         [b - a for a, b in zip(before, after)] if after else [0, 0], "sum", device)
     wrong = int(over_ranks([wrong], "sum", device)[0])

@@ -4,11 +4,15 @@ alpha is seconds for each message, whatever its size; beta is bytes a second. An
 pattern of messages, so its time is latency(n) * alpha + bandwidth(n) * S / beta for n ranks. The
 forms are those of Thakur, Rabenseifner and Gropp (2005), doi 10.1177/1094342005051521, and of the
 nccl-tests' PERFORMANCE.md. Adding numbers up is taken to cost nothing.
+
+Every function raises ValueError for what no cluster has: less than one rank, beta 0, a size below
+0, NaN. An alpha below 0 is accepted, since one that was fitted to noisy times can lie there.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -60,7 +64,8 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
 
 def seconds(form: str, nbytes: float, n: int, alpha: float, beta: float) -> float:
     """Time of one collective of `nbytes` among n ranks; alpha in seconds, beta in bytes/s."""
-    f = _form(form)
+    f, n = _form(form), count("n", n)
+    _check(nbytes, alpha, beta)
     return f.latency(n) * alpha + f.bandwidth(n) * nbytes / beta
 
 
@@ -69,7 +74,7 @@ def bus_factor(op: str, n: int) -> float:
     has to leave the rank, so there is no bus bandwidth to speak of."""
     if op not in BUS_FACTORS:
         raise ValueError(f"operation {op!r}: use one of {', '.join(BUS_FACTORS)}")
-    return BUS_FACTORS[op](n) if n > 1 else 0.0
+    return BUS_FACTORS[op](n) if count("n", n) > 1 else 0.0
 
 
 def hierarchical(
@@ -81,7 +86,7 @@ def hierarchical(
 ) -> float:
     """All-reduce in three stages: reduce-scatter inside each node, a ring across nodes of each
     piece, all-gather inside. inner, outer: (alpha, beta) inside a node and between two."""
-    piece = nbytes / per_node
+    piece = nbytes / count("per_node", per_node)
     return (
         seconds("ring-reduce-scatter", nbytes, per_node, *inner)
         + seconds("ring", piece, nodes, *outer)
@@ -96,6 +101,7 @@ def torus(nbytes: float, rows: int, columns: int, alpha: float, beta: float) -> 
     def half(first: int, second: int) -> float:
         return hierarchical(nbytes / 2, first, second, (alpha, beta), (alpha, beta))
 
+    rows, columns = count("rows", rows), count("columns", columns)
     return max(half(columns, rows), half(rows, columns))
 
 
@@ -104,12 +110,43 @@ def crossover(
 ) -> float:
     """The bytes from which `many` (less traffic, more messages) is quicker than `few` (fewer
     messages). 0 if `many` always is, infinity if it never is."""
-    a, b = _form(few), _form(many)
+    a, b, n = _form(few), _form(many), count("n", n)
+    _check(0, alpha, beta)
     messages = b.latency(n) - a.latency(n)  # that `many` has more
     traffic = a.bandwidth(n) - b.bandwidth(n)  # that `few` has more, in sizes
     if messages <= 0:
         return 0.0 if traffic >= 0 else math.inf
-    return messages * alpha * beta / traffic if traffic > 0 else math.inf
+    return max(messages * alpha * beta / traffic, 0.0) if traffic > 0 else math.inf
+
+
+def count(what: str, n: int) -> int:
+    """n as a whole number. Raises ValueError, which names it `what`, if it is not one above 0."""
+    try:
+        whole = operator.index(n)
+    except TypeError:
+        whole = 0
+    if whole < 1:
+        raise ValueError(f"{what} {n!r}: use a whole number above 0")
+    return whole
+
+
+def number(what: str, value: float, above: float = -math.inf, finite: bool = True) -> float:
+    """value as a float. Raises ValueError if it is none, NaN, or below `above`."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if math.isnan(found) or found < above or (finite and math.isinf(found)):
+        least = "" if above == -math.inf else f", {above:g} or more"
+        raise ValueError(f"{what} {value!r}: use a number{least}")
+    return found
+
+
+def _check(nbytes: float, alpha: float, beta: float) -> None:
+    number("nbytes", nbytes, 0)
+    number("alpha", alpha)
+    if number("beta", beta, 0, finite=False) == 0:
+        raise ValueError("beta 0: a link that carries nothing never ends a message")
 
 
 def _form(name: str) -> Form:

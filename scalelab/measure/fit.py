@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from .cost import FORMS
+from .cost import FORMS, count, number
 
 SURE = 0.02  # no time is taken to be surer than this: the model itself is not
 
@@ -27,6 +27,7 @@ class Fit:
     def seconds(self, nbytes: float) -> float:
         f = FORMS[self.form]
         n = self.world_size
+        number("nbytes", nbytes, 0)
         return f.latency(n) * self.alpha + f.bandwidth(n) * nbytes / self.beta
 
 
@@ -36,9 +37,14 @@ def fit(points: Iterable[tuple[float, ...]], world_size: int, form: str = "ring"
     alpha. A point whose time is less sure (error, a fraction of the time) counts for less.
 
     Raises ValueError where there is nothing to fit: fewer than two sizes, one rank, or times that
-    do not grow with the size (then beta has no meaning).
+    do not grow with the size (then beta has no meaning). With two points there is nothing left over
+    that would tell how far off they are, so the errors are those of their times: SURE at the least.
     """
-    points = [(float(b), float(t), *(float(x) for x in rest)) for b, t, *rest in points]
+    points = [
+        (number("bytes", b, 0), float(t), *(number("error", x, 0) for x in rest))
+        for b, t, *rest in points
+    ]
+    world_size = count("world_size", world_size)
     if world_size < 2:
         raise ValueError("one rank sends nothing: there is no alpha or beta")
     if form not in FORMS:
@@ -58,14 +64,15 @@ def fit(points: Iterable[tuple[float, ...]], world_size: int, form: str = "ring"
     vv = sum(w * v * v for _, v, w in rows)
     su, sv = sum(w * u for u, _, w in rows), sum(w * v for _, v, w in rows)
     determinant = uu * vv - uv * uv
-    if determinant <= 1e-12 * uu * vv:
+    if not determinant > 1e-12 * uu * vv:  # nor where it is NaN: numbers beyond all measure
         raise ValueError("the sizes are too close to tell alpha from beta")
     alpha = (su * vv - sv * uv) / determinant
     inverse_beta = (sv * uu - su * uv) / determinant
     if inverse_beta <= 0:
         raise ValueError("the times do not grow with the size: measure larger sizes")
-    free = max(len(points) - 2, 1)
-    left = sum(w * (1 - u * alpha - v * inverse_beta) ** 2 for u, v, w in rows) / free
+    left, free = 1.0, len(points) - 2  # the weights' own errors, until the points say more
+    if free:
+        left = sum(w * (1 - u * alpha - v * inverse_beta) ** 2 for u, v, w in rows) / free
     beta = 1 / inverse_beta
     fitted = Fit(
         form, world_size, alpha, math.sqrt(left * vv / determinant),

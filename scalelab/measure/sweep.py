@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -18,31 +17,18 @@ from ..cluster.probe import gpus, memory_gb
 from ..cluster.units import parse_rate, parse_size
 from ..runs import RunError
 from ..runs.record import write_json
-from .cost import BUS_FACTORS, bus_factor
-from .fit import fit
+from .cost import bus_factor
 from .recorded import describe_machine
+from .result import OPS, ROW, add_fits, doubts, load, points_of, show_bytes, table
+
+__all__ = ["DTYPES", "OPS", "Sweep", "check", "link_of", "load", "measure", "parse_line_rate",
+           "parse_sizes", "points_of", "show_bytes", "table"]  # fmt: skip
 
 RANKS = Path(__file__).with_name("collective_ranks.py")
-OPS = tuple(BUS_FACTORS)
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8,
           "uint8": 1, "int8": 1}  # fmt: skip
 BACKENDS = ("auto", "gloo", "nccl")
 MOST_SIZES = 64
-ROW = ("bytes", "count", "time_us", "algbw", "busbw", "wrong", "spread", "rounds", "per_round",
-       "wire_bytes", "wire_packets")  # fmt: skip
-# Before a message gloo's receiver tells the sender that it is ready, and the sender waits for
-# that: each message costs two latencies. Found by measuring at 5 and 20 ms with 2, 3 and 4 ranks.
-LATENCIES = {"gloo": 2, "nccl": 1}
-# What is fitted. gloo makes a reduce-scatter from an all-reduce. The root of a broadcast sends the
-# next one before the last has arrived, so its times hold no clean latency: no fit.
-FORMS = {
-    "all-reduce": ("ring", "tree"),
-    "all-gather": ("ring-all-gather",),
-    "reduce-scatter": ("ring-reduce-scatter",),
-    "send-recv": ("send-recv",),
-    "broadcast": (),
-}
-GLOO_FORMS = {"reduce-scatter": ("ring",)}
 
 
 class Sweep:
@@ -65,15 +51,20 @@ class Sweep:
         """sizes: "4K:64M" (doubling), "4K:64M:4" (by four), "4K,1M", or a list of bytes.
         line_rate: what each host's link can carry one way, such as "100gbit" or "450GB/s"; on
         emulated hosts it is known. timeout: seconds for the whole. Raises UsageError."""
+        if not hasattr(cluster, "nodes"):
+            raise UsageError(f"cluster {str(cluster)[:60]!r}: use what cluster.start() gives")
+        sizes = parse_sizes(sizes)  # once: it may be a generator
         check(op, sizes, dtype, backend, line_rate)
         runs.check_count("nproc-per-node", nproc_per_node)
         runs.check_timeout(timeout)
         self.op, self.dtype, self.cluster = op, dtype, cluster
-        self.sizes = parse_sizes(sizes)
+        self.world_size = len(cluster.nodes) * nproc_per_node
+        unit = DTYPES[dtype] * (self.world_size if op in ("all-gather", "reduce-scatter") else 1)
+        # What the ranks will make of them: whole numbers, and the same for each rank.
+        self.sizes = sorted({max(size // unit, 1) * unit for size in sizes})
         self.link = link_of(cluster)
         told = parse_line_rate(line_rate)
         self.line_rate = told or (self.link["rate"] or 0) / 8e9 or None  # GB/s
-        self.world_size = len(cluster.nodes) * nproc_per_node
         self._check_memory()
         self._check_time(timeout)
         self.run = runs.launch(
@@ -153,9 +144,14 @@ class Sweep:
         best = max((row["busbw"] for row in rows), default=0.0)
         if self.line_rate and best:
             result["efficiency"] = best / self.line_rate
-        _add_fits(result)
+        add_fits(result)
+        result["note"] = "\n".join(filter(None, [result["note"], *doubts(result)]))
         if not partial:
-            write_json(run.dir / "sweep.json", result)
+            try:
+                write_json(run.dir / "sweep.json", result)
+            except OSError as e:  # what was measured is worth more than its copy
+                problem = f"sweep.json: {e.strerror}"
+                run.problems += [problem] * (problem not in run.problems)
         return result
 
     def _theory(self, row: dict) -> float | None:
@@ -196,7 +192,7 @@ def check(op, sizes, dtype="float32", backend="auto", line_rate=None) -> None:
     for what, value, known in (
         ("operation", op, OPS), ("dtype", dtype, DTYPES), ("backend", backend, BACKENDS)
     ):  # fmt: skip
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise UsageError(f"{what} {value!r}: use one of {', '.join(known)}")
     parse_sizes(sizes)
     parse_line_rate(line_rate)
@@ -214,46 +210,6 @@ def measure(cluster: Cluster, op: str = "all-reduce", sizes: str | list[int] = "
     return sweep.result()
 
 
-def load(path: str | Path) -> dict:
-    """A result that was saved. Raises RunError, in one line, if the file is not one."""
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise RunError(f"{path}: {e}") from None
-    if not isinstance(found, dict) or not {"rows", "op", "world_size", "fits"} <= set(found):
-        raise RunError(f"{path}: not the result of a sweep")
-    return found
-
-
-def table(result: dict) -> str:
-    """A result as text, in the columns of nccl-tests, with what was fitted below."""
-    head = f"{'size':>8} {'time us':>11} {'algbw':>8} {'busbw':>8} {'#wrong':>7} {'spread':>7}"
-    lines = [head + f" {'wire B':>11} {'theory B':>11}", ""]
-    for row in result["rows"]:
-        wire, theory = row["wire_bytes"], row["theory_bytes"]
-        lines.append(
-            f"{show_bytes(row['bytes']):>8} {row['time_us']:>11.1f} {row['algbw']:>8.4g} "
-            f"{row['busbw']:>8.4g} {row['wrong']:>7} {row['spread']:>7.1%} "
-            f"{'-' if wire is None else format(wire, '11.0f'):>11} "
-            f"{'-' if theory is None else format(theory, '11.0f'):>11}"
-        )
-    lines[1] = f"{'':>8} {'(median)':>11} {'GB/s':>8} {'GB/s':>8}"
-    if result["alpha_us"] is not None:
-        lines.append(
-            f"alpha {result['alpha_us']:.0f} ± {result['alpha_us_error']:.0f} us a message, "
-            f"beta {result['beta_gbs']:.4f} ± {result['beta_gbs_error']:.4f} GB/s "
-            f"({next(iter(result['fits']))})"
-        )
-    if result["efficiency"] is not None:
-        lines.append(
-            f"best busbw is {result['efficiency']:.1%} of the line rate, "
-            f"{result['line_rate_gbs']:.4g} GB/s"
-        )
-    if result["note"]:
-        lines.append(result["note"])
-    return "\n".join(lines)
-
-
 def parse_sizes(sizes: str | list[int] | tuple[int, ...]) -> list[int]:
     """Bytes, each once, growing. "4K:64M" doubles from the first to the last, "4K:64M:4" takes
     every fourth power; "4K,1M" is a list. Raises UsageError."""
@@ -269,6 +225,8 @@ def parse_sizes(sizes: str | list[int] | tuple[int, ...]) -> list[int]:
             count = int(math.log(last / first, factor) + 1e-9) + 1
             found = [first * factor**i for i in range(count)]
         else:
+            if isinstance(sizes, (bytes, bytearray)):  # a list of its letters' codes, otherwise
+                raise ValueError("use a string or a list")
             parts = sizes.split(",") if isinstance(sizes, str) else list(sizes)
             found = [parse_size(part) for part in parts]
     except (ValueError, TypeError) as e:
@@ -304,43 +262,3 @@ def link_of(cluster: Cluster) -> dict:
         **{key: max(link[key] for link in links) for key in ("delay", "jitter", "loss")},
         "mtu": min(link["mtu"] for link in links),
     }
-
-
-def show_bytes(nbytes: float) -> str:
-    """4096 as "4K", as nccl-tests' own flags count (1K = 1024)."""
-    for power, letter in ((3, "G"), (2, "M"), (1, "K")):
-        if nbytes >= 1024**power:
-            return f"{nbytes / 1024**power:.4g}{letter}"
-    return f"{nbytes:g}"
-
-
-def points_of(rows: list[dict]) -> list[tuple[float, float, float]]:
-    """(bytes, seconds, relative error) of each row, for `fit`. The error is one of the median of
-    so many rounds: 1.25 / 1.35 of the quartiles' distance over the root of their number."""
-    return [
-        (row["bytes"], row["time_us"] / 1e6, 0.93 * row["spread"] / row["rounds"] ** 0.5)
-        for row in rows
-    ]
-
-
-def _add_fits(result: dict) -> None:
-    """alpha and beta by each form that the operation may have; the first is the one at the top."""
-    rows, n, gloo = result["rows"], result["world_size"], result["backend"] == "gloo"
-    forms = (GLOO_FORMS if gloo else {}).get(result["op"]) or FORMS[result["op"]]
-    each = LATENCIES.get(result["backend"], 1)
-    points = points_of(rows)
-    for form in forms:
-        try:
-            found = fit(points, n, form)
-        except ValueError as e:
-            result["note"] = f"no alpha and beta: {e}"
-            return
-        result["fits"][form] = {
-            "alpha_us": found.alpha / each * 1e6, "alpha_us_error": found.alpha_error / each * 1e6,
-            "beta_gbs": found.beta / 1e9, "beta_gbs_error": found.beta_error / 1e9,
-            "misfit": found.misfit, "latencies_a_message": each,
-        }  # fmt: skip
-    if forms:
-        result.update({k: v for k, v in result["fits"][forms[0]].items() if k in result})
-    else:
-        result["note"] = "no alpha and beta: broadcasts overlap, so their times hold no latency"

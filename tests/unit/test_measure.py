@@ -151,6 +151,76 @@ def test_what_cannot_be_fitted_is_said(points, n, words):
         fit(points, n)
 
 
+@pytest.mark.parametrize(
+    ("points", "n"),
+    [
+        ([(float("nan"), 1.0), (2, 2.0)], 2), ([(float("inf"), 1.0), (2, 2.0)], 2),
+        ([(-1, 1.0), (2, 2.0)], 2), ([(1, 1e-300), (2, 2e-300)], 2),
+        ([(1, 1.0), (2, 2.0)], 2.5), ([(1, 1.0), (2, 2.0)], float("nan")),
+        ([(1, 1.0), (2, 2.0)], "2"), ([(1, 1.0, float("nan")), (2, 2.0, 0.1)], 2),
+        ([(1, 1.0, -0.5), (2, 2.0, 0.1)], 2),
+    ],
+)  # fmt: skip
+def test_a_fit_of_nonsense_is_refused(points, n):
+    with pytest.raises(ValueError):
+        fit(points, n)
+
+
+def test_two_points_are_no_proof():
+    """Must fail: a line through two points leaves nothing over, so its error came out as 0."""
+    exact = [(s, cost.seconds("ring", s, 2, 5e-4, 1e8)) for s in (65536, 1 << 20)]
+    found = fit(exact, 2)
+    assert found.alpha == pytest.approx(5e-4)
+    assert 0.01 < found.beta_error / found.beta < 0.1
+    unsure = fit([(*point, 0.2) for point in exact], 2)
+    assert unsure.alpha_error == pytest.approx(10 * found.alpha_error)
+    # The error is right: what noise of 2 % does to such a fit.
+    rng = random.Random(4)
+    tries = [fit([(s, t * (1 + rng.gauss(0, 0.02))) for s, t in exact], 2) for _ in range(500)]
+    off = median(abs(f.alpha - 5e-4) for f in tries) / 0.6745
+    assert off == pytest.approx(found.alpha_error, rel=0.15)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *(lambda n=n: cost.seconds("ring", 1e6, n, 1e-4, 1e9) for n in (0, -1, 2.5, NAN, "2")),
+        *(lambda n=n: cost.bus_factor("all-reduce", n) for n in (0, -1, 2.5, NAN, "2")),
+        *(lambda b=b: cost.seconds("ring", 1e6, 2, 1e-4, b) for b in (0, -1, NAN, None)),
+        *(lambda a=a: cost.seconds("ring", 1e6, 2, a, 1e9) for a in (NAN, INF, "x")),
+        *(lambda s=s: cost.seconds("ring", s, 2, 1e-4, 1e9) for s in (-1, NAN, INF)),
+        *(lambda n=n: cost.crossover(n, 1e-4, 1e9) for n in (0, -1)),
+        lambda: cost.crossover(4, 1e-4, 0),
+        *(lambda n=n: cost.hierarchical(1, n, 2, (1, 1), (1, 1)) for n in (0, -1, 1.5)),
+        lambda: cost.hierarchical(1, 2, 0, (1, 1), (1, 1)),
+        *(lambda n=n: cost.torus(1, n, 2, 1, 1) for n in (0, -1)),
+        *(lambda m=m: step.predict(1, 1, 1, [1], abs, m) for m in (0, -1, 1.5, NAN)),
+        *(lambda b=b: step.predict(1, 1, 1, [b], abs) for b in (-1, NAN, INF)),
+        *(lambda s=s: step.predict(s, 1, 1, [1], abs) for s in (-1, NAN)),
+        *(lambda s=s: step.predict(1, s, 1, [1], abs) for s in (-1, NAN)),
+        lambda: step.predict(1, 1, 1, [1], lambda b: NAN),
+        lambda: step.buckets([4], -1),
+        *(lambda b=b: step.buckets([b]) for b in (-4, NAN)),
+        lambda: fit([(1, 1.0), (2, 2.0)], 2).seconds(-1),
+    ],
+)  # fmt: skip
+def test_what_no_cluster_has_is_refused_in_words(asked):
+    with pytest.raises(ValueError, match="use a|carries nothing"):
+        asked()
+
+
+def test_what_is_odd_but_has_an_answer():
+    assert cost.seconds("ring", 0, 2, 1e-4, 1e9) == 2e-4
+    assert cost.seconds("ring", 1e6, 1, 1e-4, 1e9) == 0 == cost.bus_factor("all-gather", 1)
+    assert cost.crossover(4, -1e-6, 1e9) == 0  # as fitted to noise
+    assert step.predict(0, 0, 0, [], abs).share == 0
+    assert step.predict(1, 1, 1, [0, 0], abs).seconds == 3
+    assert step.predict(1, 1, 1, [], abs).communication == 0
+
+
 # --- step
 
 
@@ -228,7 +298,7 @@ def test_sizes(text, sizes):
 @pytest.mark.parametrize(
     "text",
     ["", ":", "4K:", "4X", "64M:4K", "4K:64K:1", "4K:64K:0", "4K:64K:2:2", "1:2:x", "-4", "0",
-     "nan", [], None, [0], 7, "1:1024G:2:", ",".join(map(str, range(1, 70)))],
+     "nan", [], None, [0], 7, b"4K", "1:1024G:2:", ",".join(map(str, range(1, 70)))],
 )  # fmt: skip
 def test_sizes_that_make_no_sense(text):
     with pytest.raises(UsageError, match="^sizes"):
@@ -250,10 +320,49 @@ def test_line_rates_that_make_no_sense(text):
 
 
 def test_a_saved_result_is_read_and_nothing_else_is(tmp_path):
-    for name, text in {"a": "", "b": "[]", "c": "{}", "d": "\0", "e": '{"rows": []}'}.items():
+    for name, text in {"a": "", "b": "[]", "c": "{}", "d": "\0", "e": '{"rows": []}',
+                       "deep": "[" * 99999,
+                       "f": '{"rows": 5, "op": "all-reduce", "world_size": 2, "fits": {}}',
+                       "g": '{"rows": [{}], "op": "all-reduce", "world_size": 2, "fits": {}}',
+                       "h": '{"rows": [], "op": "all-reduce", "world_size": NaN, "fits": {}}',
+                       }.items():  # fmt: skip
         (tmp_path / name).write_text(text)
         with pytest.raises(RunError) as told:
             sweep.load(tmp_path / name)
         assert "\n" not in str(told.value) and str(tmp_path / name) in str(told.value)
     with pytest.raises(RunError):
         sweep.load(tmp_path / "missing")
+
+
+def result_of(op="all-reduce", alpha=5e-4, beta=1e8, **told):
+    """As Sweep makes one, of times that are exact."""
+    form = "ring"  # what gloo uses for both
+    rows = [
+        {"bytes": s, "time_us": 1e6 * cost.seconds(form, s, 2, 2 * alpha, beta), "spread": 0.02,
+         "rounds": 5}
+        for s in (65536, 1 << 20, 1 << 24)
+    ]  # fmt: skip
+    found = {"op": op, "rows": rows, "world_size": 2, "backend": "gloo", "alpha_us": None,
+             "alpha_us_error": None, "beta_gbs": None, "beta_gbs_error": None, "fits": {},
+             "efficiency": 0.9, "note": "", **told}  # fmt: skip
+    sweep.add_fits(found)
+    return found
+
+
+def test_doubts_are_said():
+    assert sweep.doubts(result_of()) == []
+    (said,) = sweep.doubts(result_of(efficiency=9447.0))
+    assert "more than the line rate" in said
+    (said,) = sweep.doubts(result_of(alpha=-2e-5))
+    assert "no latency is below 0" in said
+    (said,) = sweep.doubts(result_of("reduce-scatter"))
+    assert "twice the bytes" in said
+
+
+def test_a_sweep_needs_a_cluster():
+    for what in (None, "local", 2):
+        with pytest.raises(UsageError, match="^cluster"):
+            sweep.Sweep(what)
+    for what in (["float32"], None, {}):
+        with pytest.raises(UsageError, match="^dtype"):
+            sweep.check("all-reduce", "4K", what)
