@@ -17,7 +17,7 @@ from pathlib import Path
 from . import cluster, runs
 from .cluster import UsageError
 from .measure import sweep
-from .runs import Run
+from .runs import Run, RunError
 from .runs.record import write_json
 
 LOG_LINES, LINE_CHARS = 200, 1000  # of each rank's log, printed at the end
@@ -78,23 +78,28 @@ def do_bench(args: argparse.Namespace) -> int:
             nproc_per_node=args.nproc_per_node, line_rate=args.line_rate, timeout=args.timeout,
         )  # fmt: skip
         interrupted = _follow(going)
-    run = going.run
+    run, doubt = going.run, ""
     whole = run.status == "succeeded"
-    result = going.result(partial=not whole)
+    try:
+        result = going.result(partial=not whole)
+    except RunError as e:  # some of the rows never came
+        whole, doubt, result = False, str(e), going.result(partial=True)
     print(sweep.table(result), file=sys.stderr if args.json else sys.stdout)
     wrong = sum(row["wrong"] for row in result["rows"])
     if wrong:
         say(f"{wrong} results were wrong: this network or its software damages data")
-    if not whole:
-        _show_end(run)
-    elif out:
-        write_json(out, result)
-    say(f"record: {run.dir}" + (f", {out}" if whole and out else ""))
+    _show_end(run)
+    if doubt:
+        say(doubt)
+    kept = whole and out and _keep(out, result)
+    say(f"record: {run.dir}" + (f", {out}" if kept else ""))
+    if out and not whole:
+        say(f"{out} was not written: the sweep is not complete")
     if args.json:
         print(json.dumps(result))
     if interrupted:
         return 130
-    return 0 if whole and not wrong else 1
+    return 0 if whole and not wrong and (kept or not out) else 1
 
 
 def do_clean(args: argparse.Namespace) -> int:
@@ -224,10 +229,28 @@ def _show_end(run: Run) -> None:
 
 def _writable(text: str) -> Path:
     """A file's path, once it is known that it can be written. Raises UsageError."""
-    path = Path(text).expanduser().absolute()
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"--out {text!r}: no file can be written there")
+    try:
+        path = Path(text).expanduser().resolve()  # a link stays one
+        # It is replaced in one step, which takes the right to write into its directory, and would
+        # put an end to a device or a pipe.
+        new = not path.exists()
+        if not os.access(path.parent, os.W_OK | os.X_OK) or not (
+            new or (path.is_file() and os.access(path, os.W_OK))
+        ):
+            raise OSError
+    except (OSError, RuntimeError):  # RuntimeError: ~nobody, links in a circle
+        raise UsageError(f"--out {text[:200]!r}: no file can be written there") from None
     return path
+
+
+def _keep(path: Path, result: dict) -> bool:
+    """Write a result to where the person wants it; said, not raised, where that fails."""
+    try:
+        write_json(path, result)
+    except OSError as e:
+        say(f"warning: {path} was not written: {e.strerror}")
+        return False
+    return True
 
 
 def _node_env(values: list[str], nodes: int) -> dict[int, dict[str, str]]:

@@ -126,6 +126,34 @@ def test_one_rank_has_no_bus_bandwidth():
     assert found["alpha_us"] is None and "one rank" in found["note"]
 
 
+@slow
+@needs_virtual
+def test_a_pair_of_ranks_on_a_host_is_not_quicker_than_the_link():
+    """Must fail: the mean over ranks, of which those that send across the link are done as soon
+    as the kernel has their bytes, was 1.8 times the line rate."""
+    with cluster.start("virtual", 2, rate="500mbit") as c:
+        found = sweep.measure(c, "send-recv", "1M", nproc_per_node=2, timeout=90)
+    assert 0.7 < found["efficiency"] < 1.05
+
+
+@slow
+def test_hosts_are_counted_by_what_they_share():
+    """Two nodes of a local cluster are one host: all bytes go through its loopback."""
+    with cluster.start("local", 2) as c:
+        found = sweep.measure(c, "all-reduce", "4M", timeout=90)
+    (row,) = found["rows"]
+    assert row["theory_bytes"] == 2 * (4 << 20)
+    assert row["wire_bytes"] == pytest.approx(row["theory_bytes"], rel=0.1)
+
+
+@slow
+def test_sizes_below_a_number_are_one_row():
+    with cluster.start("local", 1) as c:
+        going = Sweep(c, "all-gather", [1, 2, 3, 9], dtype="float64", nproc_per_node=2, timeout=90)
+        assert going.sizes == [16]
+        assert [row["bytes"] for row in going.wait().result()["rows"]] == [16]
+
+
 # --- the command
 
 
@@ -160,6 +188,9 @@ def test_the_table_goes_to_stdout_without_json(tmp_path):
         (["all-reduce", "--line-rate", "3"], "line rate"),
         (["all-reduce", "--out", "/nonexistent/x.json"], "--out"),
         (["all-reduce", "--out", "/"], "--out"), (["all-reduce", "--timeout", "0"], "timeout"),
+        (["all-reduce", "--out", "~nobody-of-this-name/x"], "--out"),
+        (["all-reduce", "--out", "a" * 300], "--out"), (["all-reduce", "--out", ""], "--out"),
+        (["all-reduce", "--out", "/dev/null"], "--out"),  # it would be replaced by a file
         (["all-reduce", "--nproc-per-node", "0"], "nproc-per-node"),
         (["all-reduce", "--sizes", "900G"], "memory"), (["all-reduce", "extra"], "extra"),
         (["all-reduce", "--size", "4K"], "--size"),
@@ -185,3 +216,21 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(tmp_path):
     call.ctrl_c().finish(30)
     assert call.code == 130, call.err
     assert "4K" in call.out and "4M" not in call.out and "Traceback" not in call.err
+
+
+@slow
+def test_an_out_that_fails_late_costs_the_copy_only(tmp_path):
+    """The name fits; the one beside it that is written first does not."""
+    out = tmp_path / ("a" * 253)
+    call = scalelab(tmp_path, "bench", "all-reduce", "--cluster", "local", "--nodes", "1",
+                    "--nproc-per-node", "2", "--sizes", "4K", "--json", "--out", out)  # fmt: skip
+    assert call.code == 1 and call.json["rows"] and "was not written" in call.err
+
+
+@slow
+def test_a_link_stays_one_and_its_file_is_written(tmp_path):
+    out, link = write(tmp_path / "kept.json", "old"), tmp_path / "link.json"
+    link.symlink_to(out)
+    call = scalelab(tmp_path, "bench", "all-reduce", "--cluster", "local", "--nodes", "1",
+                    "--nproc-per-node", "2", "--sizes", "4K", "--json", "--out", link)  # fmt: skip
+    assert call.code == 0 and link.is_symlink() and sweep.load(out) == call.json
