@@ -57,6 +57,8 @@ class Sweep:
         check(op, sizes, dtype, backend, line_rate)
         runs.check_count("nproc-per-node", nproc_per_node)
         runs.check_timeout(timeout)
+        if backend == "nccl" and cluster.kind in ("local", "virtual") and gpus() == 0:
+            raise UsageError("backend 'nccl': there is no NVIDIA GPU here: use gloo")
         self.op, self.dtype, self.cluster = op, dtype, cluster
         self.world_size = len(cluster.nodes) * nproc_per_node
         unit = DTYPES[dtype] * (self.world_size if op in ("all-gather", "reduce-scatter") else 1)
@@ -81,7 +83,10 @@ class Sweep:
         return found
 
     def _lines(self) -> list[dict]:
-        return [line for line in self.run.metrics() if line.get("op") == self.op]
+        return [
+            line for line in self.run.metrics()
+            if line.get("op") == self.op and set(ROW) <= set(line)
+        ]  # fmt: skip
 
     @property
     def done(self) -> bool:

@@ -1,9 +1,12 @@
 """Sweeps by real ranks: results checked, bytes counted, alpha found, failures told."""
 
+import json
+
 import pytest
 from outside import Call, eventually, scalelab, write
 
-from scalelab import cluster
+from scalelab import cli, cluster, commands
+from scalelab.cluster.probe import gpus
 from scalelab.measure import sweep
 from scalelab.measure.sweep import RANKS, Sweep
 from scalelab.runs import RunError
@@ -185,6 +188,8 @@ def test_the_table_goes_to_stdout_without_json(tmp_path):
         (["allreduce"], "all-reduce"), ([], "OP"), (["all-reduce", "--sizes", "4X"], "4X"),
         (["all-reduce", "--sizes", ""], "sizes"), (["all-reduce", "--dtype", "f32"], "float32"),
         (["all-reduce", "--backend", "mpi"], "gloo"),
+        pytest.param(["all-reduce", "--backend", "nccl"], "no NVIDIA GPU",
+                     marks=pytest.mark.skipif(gpus() > 0, reason="there is a GPU")),
         (["all-reduce", "--line-rate", "3"], "line rate"),
         (["all-reduce", "--out", "/nonexistent/x.json"], "--out"),
         (["all-reduce", "--out", "/"], "--out"), (["all-reduce", "--timeout", "0"], "timeout"),
@@ -216,6 +221,28 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(tmp_path):
     call.ctrl_c().finish(30)
     assert call.code == 130, call.err
     assert "4K" in call.out and "4M" not in call.out and "Traceback" not in call.err
+
+
+@slow
+def test_rows_that_never_came_are_missed(tmp_path, monkeypatch, capsys):
+    """All ranks ended well, but not with all that was asked: the object is there, exit 1."""
+    few = write(tmp_path / "few.py", f"""
+import os, sys
+sys.path.insert(0, {str(RANKS.parent)!r})
+import collective_ranks
+sys.argv = sys.argv[:-1]  # one size less
+open(os.environ["SCALELAB_METRICS"], "a").write('{{"op": "all-reduce", "step": 0, "rank": 0}}\\n')
+collective_ranks.main()
+""")  # fmt: skip
+    monkeypatch.setattr(sweep, "RANKS", few)
+    monkeypatch.setattr(commands, "_end_on_signals", lambda: None)  # not in this process
+    monkeypatch.setenv("SCALELAB_HOME", str(tmp_path / "home"))
+    out = tmp_path / "kept.json"
+    assert cli.main(["bench", "all-reduce", "--cluster", "local", "--nodes", "1", "--sizes",
+                     "4K,8K", "--json", "--out", str(out)]) == 1  # fmt: skip
+    said = capsys.readouterr()
+    assert [row["bytes"] for row in json.loads(said.out)["rows"]] == [4096]
+    assert "1 of 2 sizes" in said.err and "was not written" in said.err and not out.exists()
 
 
 @slow
