@@ -261,3 +261,12 @@ def test_a_link_stays_one_and_its_file_is_written(tmp_path):
     call = scalelab(tmp_path, "bench", "all-reduce", "--cluster", "local", "--nodes", "1",
                     "--nproc-per-node", "2", "--sizes", "4K", "--json", "--out", link)  # fmt: skip
     assert call.code == 0 and link.is_symlink() and sweep.load(out) == call.json
+
+
+@slow
+def test_a_result_that_cannot_be_saved_is_still_given(tmp_path):
+    (tmp_path / "run" / "sweep.json").mkdir(parents=True)  # a file cannot take its place
+    with cluster.start("local", 1) as c:
+        going = Sweep(c, sizes="4K", nproc_per_node=2, timeout=90, run_dir=tmp_path / "run").wait()
+        assert going.result()["rows"] == going.result()["rows"] != []
+    assert len(going.run.problems) == 1 and "sweep.json" in going.run.problems[0]
