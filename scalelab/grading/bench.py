@@ -138,7 +138,8 @@ def raise_if_broken(found: list[Rank]) -> None:
                 f"ended with exit code {f.exit}")  # fmt: skip
             raise Wrong(f"rank {f.rank} of {n} {how} before it returned")
         if f.exit == 0 and f.silent and not f.hung:
-            raise Wrong(f"rank {f.rank} of {n} ended its process (os._exit) before it returned")
+            raise Wrong(f"rank {f.rank} of {n} ended its process (os._exit) before it returned: "
+                        "a function must return")  # fmt: skip
     hung = [f for f in found if f.hung]
     if hung:
         names = ", ".join(str(f.rank) for f in hung)
