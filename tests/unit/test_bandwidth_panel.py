@@ -152,6 +152,7 @@ def test_one_link_alone(world):
     assert len(panel.run()) == 2
 
 
+@pytest.mark.slow
 def test_the_plot_comes_alive_and_the_status_says_what_is_measured(world):
     world(rate=5.0)
     panel = BandwidthPanel(sizes=SIZES)

@@ -122,6 +122,7 @@ def binomial_bounds(n, p, z=3.29):  # 99.9 %
     return n * p - spread, n * p + spread
 
 
+@pytest.mark.slow
 def test_rate(lab):
     assert not carries(lab, 100, seconds=0.2)
     for mbit in (100, 1000):
@@ -245,6 +246,7 @@ def test_a_larger_mtu_passes_only_where_both_ends_have_it(lab):
     assert stream(lab, 0.2)[2][-1][1] > 10**6  # TCP agrees on the smaller one
 
 
+@pytest.mark.slow
 def test_change_in_mid_stream(lab):
     """A stream lives through bridge, switch and bridge again, and shows each setting."""
 

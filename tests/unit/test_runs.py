@@ -328,6 +328,7 @@ def test_a_killed_keeper_or_agent_is_a_failure(launch, victim):
     assert run.first_failure["rank"] == 1
 
 
+@pytest.mark.slow
 @needs_virtual
 @pytest.mark.parametrize("kind", ["virtual", "local"])
 def test_kill_host_names_it_and_leaves_other_clusters_alone(tmp_path, kind, impatient):

@@ -69,6 +69,7 @@ collective_ranks.main()
     assert found["rows"][0]["wrong"] > 0
 
 
+@pytest.mark.slow
 @needs_virtual
 @pytest.mark.parametrize("nodes", [2, pytest.param(4, marks=slow)])
 def test_wire_bytes_are_those_of_theory(nodes):
