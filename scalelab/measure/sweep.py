@@ -21,8 +21,8 @@ from .cost import bus_factor
 from .recorded import describe_machine
 from .result import OPS, ROW, add_fits, doubts, load, points_of, show_bytes, table
 
-__all__ = ["DTYPES", "OPS", "Sweep", "check", "link_of", "load", "measure", "parse_line_rate",
-           "parse_sizes", "points_of", "show_bytes", "table"]  # fmt: skip
+__all__ = ["DTYPES", "OPS", "Sweep", "check", "least_seconds", "link_of", "load", "measure",
+           "parse_line_rate", "parse_sizes", "points_of", "show_bytes", "table"]  # fmt: skip
 
 RANKS = Path(__file__).with_name("collective_ranks.py")
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8,
@@ -180,11 +180,10 @@ class Sweep:
             )
 
     def _check_time(self, timeout: float) -> None:
-        """Four operations of each size is the least; a link of known rate says how long."""
+        """A link of known rate says how long it takes at least."""
         if not self.link["rate"]:
             return
-        factor = bus_factor(self.op, self.world_size)
-        least = sum(4 * size * 8 * factor / self.link["rate"] for size in self.sizes)
+        least = least_seconds(self.op, self.sizes, self.world_size, self.link["rate"])
         if least > timeout:
             raise UsageError(
                 f"sizes up to {show_bytes(max(self.sizes))} take {least:.0f} s at least on this "
@@ -213,6 +212,11 @@ def measure(cluster: Cluster, op: str = "all-reduce", sizes: str | list[int] = "
         sweep.stop()
         raise
     return sweep.result()
+
+
+def least_seconds(op: str, sizes: list[int], world_size: int, rate: float) -> float:
+    """What a sweep takes at least on links of `rate` bits/s: each size is sent four times."""
+    return sum(4 * 8 * size * bus_factor(op, world_size) / rate for size in sizes)
 
 
 def parse_sizes(sizes: str | list[int] | tuple[int, ...]) -> list[int]:

@@ -12,7 +12,6 @@ from scalelab import cluster as clusters
 from scalelab import runs
 from scalelab.cluster.units import parse_delay, parse_rate
 from scalelab.measure import sweep as sweeps
-from scalelab.measure.cost import bus_factor
 from scalelab.panels import bandwidth_view as drawing
 from scalelab.panels.base import (
     REFRESH,
@@ -310,7 +309,7 @@ def problem_with(settings: Settings, op: str) -> str:
             return f"link {name}: {error}"
         if bits:
             # What Sweep asks too; here before link A has been measured for nothing.
-            least = sum(4 * 8 * size * bus_factor(op, nodes) / bits for size in sizes)
+            least = sweeps.least_seconds(op, sizes, nodes, bits)
             if least > TIMEOUT:
                 return (
                     f"link {name}: sizes up to {sweeps.show_bytes(sizes[-1])} take {least:,.0f} s "

@@ -6,6 +6,13 @@ import time
 from types import SimpleNamespace
 
 
+def until(true, timeout=10.0):
+    end = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.01)
+
+
 class UsageError(ValueError):
     pass
 

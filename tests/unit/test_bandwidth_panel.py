@@ -15,6 +15,7 @@ ipywidgets = pytest.importorskip("ipywidgets")
 PIL = pytest.importorskip("PIL.Image")
 
 import fake_runs  # noqa: E402
+from fake_runs import until  # noqa: E402
 
 from scalelab import cluster as clusters  # noqa: E402
 from scalelab.cluster.units import parse_delay, parse_rate  # noqa: E402
@@ -94,13 +95,6 @@ def world(monkeypatch):
         return fake, launched
 
     return make
-
-
-def until(true, timeout=10.0):
-    end = time.monotonic() + timeout
-    while not true():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.01)
 
 
 def test_both_links_are_measured_one_after_the_other_and_fitted(world):

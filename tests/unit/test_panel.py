@@ -13,6 +13,7 @@ ipywidgets = pytest.importorskip("ipywidgets")
 PIL = pytest.importorskip("PIL.Image")
 
 import fake_runs  # noqa: E402
+from fake_runs import until  # noqa: E402
 
 from scalelab import cluster as clusters  # noqa: E402
 from scalelab.panels import RunFailed, RunPanel, live  # noqa: E402
@@ -30,13 +31,6 @@ def world(monkeypatch):
         return fake, launcher
 
     return make
-
-
-def until(true, timeout=10.0):
-    end = time.monotonic() + timeout
-    while not true():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.01)
 
 
 def test_run_returns_the_finished_run_and_closes_the_cluster(world):
