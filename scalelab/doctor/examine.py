@@ -8,7 +8,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from ..cluster import Cluster, ClusterError, Node, UsageError
 from ..cluster.units import parse_rate
@@ -157,14 +156,16 @@ def look(
     progress(f"looking at {len(seen.hosts)} hosts")
     _begin(seen, remotes)
 
-    def ask(host: Host, op: str, **args):
+    def ask(host: Host, op: str, limit: float | None = None, **args):
+        """limit: seconds to wait for the answer; by default a little more than the op's own
+        `timeout`."""
         left = max(0.0, until - time.monotonic())
-        limit = min(left, float(args.get("timeout", 4)) + 1)
+        limit = min(left, (float(args.get("timeout", 4)) if limit is None else limit) + 1)
         return remotes[host.name].ask(op, limit, **args)
 
     def probes(names: Iterable[str], suffix: str = "") -> None:
         asked = [
-            (h, name, ask(h, "probe", timeout=PROBES[name].limit, name=name))
+            (h, name, ask(h, "probe", limit=PROBES[name].limit, name=name))
             for name in names for h in seen.hosts
         ]  # fmt: skip
         for host, name, answer in asked:
