@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-from . import __version__, commands
+from . import __version__, commands, commands_doctor
 from .cluster import ClusterError, UsageError
 from .commands import say
 from .measure import sweep
@@ -35,9 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of the `scalelab` command."""
     _open_outputs()
     parser = _parser()
-    args, unknown = parser.parse_known_args(
-        _join_negatives(sys.argv[1:] if argv is None else argv)
-    )
+    args, unknown = parser.parse_known_args(_join_negatives(sys.argv[1:] if argv is None else argv))
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if not args.command:
@@ -134,6 +132,37 @@ def _parser() -> Parser:
                        "run's directory")  # fmt: skip
     bench.add_argument("--json", action="store_true", help="one JSON object on stdout")
     bench.set_defaults(function=commands.do_bench, parser=bench)
+
+    doctor = subparsers.add_parser(
+        "doctor", allow_abbrev=False, help="is this cluster fit for a job?",
+        description="Examine every host and every pair of hosts before a job: names, ports, MTU, "
+        "speed, storage, environment. Ends within 20 seconds. With --join, of machines that are "
+        "there already: run it on each, with one HOST:PORT. With --launch, of launch lines.",
+        epilog="Exit status: 0 nothing failed, 1 something did, 2 bad usage, 130 stopped by "
+        "Ctrl-C. What could not be checked is said, and does not count as good.",
+    )  # fmt: skip
+    add_cluster_flags(doctor)
+    doctor.add_argument("--node-env", action="append", default=[], metavar="I:K=V",
+                        help="a variable of the job on node I only; may be repeated")  # fmt: skip
+    doctor.add_argument("--nproc-per-node", type=_whole, default=1, metavar="P",
+                        help="ranks on each node that the job will have (default 1)")  # fmt: skip
+    doctor.add_argument("--endpoint", metavar="HOST:PORT", help="where the job's ranks will meet "
+                        "(default: the first node, port 29400)")  # fmt: skip
+    doctor.add_argument("--shared", action="append", default=[], metavar="DIR",
+                        help="a directory that all nodes must share; may be repeated")  # fmt: skip
+    doctor.add_argument("--data", action="append", default=[], metavar="PATH",
+                        help="files that all nodes must see alike; may be repeated")  # fmt: skip
+    doctor.add_argument("--line-rate", metavar="RATE", help="what a host's link should carry one "
+                        "way, such as 100gbit (default: --rate, else judged by peers)")  # fmt: skip
+    doctor.add_argument("--join", metavar="HOST:PORT", help="meet the other machines that run "
+                        "this there; --nodes says how many there are in all")  # fmt: skip
+    doctor.add_argument("--launch", metavar="FILE", help="read the launch lines of all nodes "
+                        "instead, and start nothing; - for standard input")  # fmt: skip
+    doctor.add_argument("--timeout", type=_seconds, default=60.0, metavar="S",
+                        help="how long --join waits for the others (default 60)")  # fmt: skip
+    doctor.add_argument("--out", metavar="FILE", help="keep the JSON result here too")
+    doctor.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    doctor.set_defaults(function=commands_doctor.do_doctor, parser=doctor)
 
     clean = subparsers.add_parser(
         "clean", allow_abbrev=False, help="end this user's own leftovers, and nobody else's",

@@ -40,20 +40,20 @@ def start_cluster(args: argparse.Namespace, ranks: int) -> cluster.Cluster:
 
 def do_run(args: argparse.Namespace) -> int:
     """`scalelab run`."""
-    node_env = _node_env(args.node_env, args.nodes)
+    by_node = node_env(args.node_env, args.nodes)
     # Before anything is started; launch() would refuse these too.
     runs.read_script(args.script)
     runs.check_count("nproc-per-node", args.nproc_per_node)
     runs.check_timeout(args.timeout)
-    for settings in node_env.values():
+    for settings in by_node.values():
         runs.check_env(settings)
     if args.run_dir == "":
         raise UsageError("--run-dir '': use the path of a directory")
-    _end_on_signals()
+    end_on_signals()
     with start_cluster(args, args.nodes * args.nproc_per_node) as hosts:
         run = runs.launch(
             args.script, args.args, cluster=hosts, nproc_per_node=args.nproc_per_node,
-            timeout=args.timeout, run_dir=args.run_dir, node_env=node_env,
+            timeout=args.timeout, run_dir=args.run_dir, node_env=by_node,
         )  # fmt: skip
         interrupted = _follow(run)
     _show(run, to=sys.stderr if args.json else sys.stdout)
@@ -70,8 +70,8 @@ def do_bench(args: argparse.Namespace) -> int:
     sweep.check(args.op, args.sizes, args.dtype, args.backend, args.line_rate)
     runs.check_count("nproc-per-node", args.nproc_per_node)
     runs.check_timeout(args.timeout)
-    out = _writable(args.out) if args.out is not None else None
-    _end_on_signals()
+    out = writable(args.out) if args.out is not None else None
+    end_on_signals()
     with start_cluster(args, args.nodes * args.nproc_per_node) as hosts:
         going = sweep.Sweep(
             hosts, args.op, args.sizes, dtype=args.dtype, backend=args.backend,
@@ -176,7 +176,7 @@ def do_read(args: argparse.Namespace) -> int:
     return 0
 
 
-def _end_on_signals() -> None:
+def end_on_signals() -> None:
     """`kill` and a closed terminal end a run like Ctrl-C does."""
     for sig in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, _interrupt)
@@ -227,7 +227,7 @@ def _show_end(run: Run) -> None:
         say(run.words())
 
 
-def _writable(text: str) -> Path:
+def writable(text: str) -> Path:
     """A file's path, once it is known that it can be written. Raises UsageError."""
     try:
         path = Path(text).expanduser().resolve()  # a link stays one
@@ -253,7 +253,8 @@ def _keep(path: Path, result: dict) -> bool:
     return True
 
 
-def _node_env(values: list[str], nodes: int) -> dict[int, dict[str, str]]:
+def node_env(values: list[str], nodes: int) -> dict[int, dict[str, str]]:
+    """--node-env flags by node index. Raises UsageError."""
     found: dict[int, dict[str, str]] = {}
     for value in values:
         index, colon, setting = value.partition(":")

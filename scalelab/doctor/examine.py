@@ -98,7 +98,7 @@ def start_agent(node: Node, env: dict[str, str]) -> Remote:
     try:
         with tempfile.TemporaryFile() as errors:
             process = node.spawn(
-                [sys.executable, "-c", _AGENT], out=theirs_out, err=errors.fileno(),
+                [sys.executable, "-c", AGENT], out=theirs_out, err=errors.fileno(),
                 stdin=theirs_in, env=env,
             )  # fmt: skip
     except BaseException:
@@ -114,7 +114,7 @@ def start_agent(node: Node, env: dict[str, str]) -> Remote:
     return Remote(node.name, os.fdopen(ours_in, "rb"), os.fdopen(ours_out, "wb"), end)
 
 
-_AGENT = f"import sys; sys.path[0] = {ROOT!r}; from scalelab.doctor import agent; agent.main()"
+AGENT = f"import sys; sys.path[0] = {ROOT!r}; from scalelab.doctor import agent; agent.main()"
 
 
 def _shell(node: Node) -> Callable:
@@ -137,7 +137,6 @@ def look(
     *,
     one_at_a_time: bool,
     progress: Callable[[str], None],
-    known: dict[str, dict[str, dict]] | None = None,
 ) -> None:
     """Ask the agents everything, and fill `seen` with the answers. Never raises for a host that
     does not answer: it moves to `seen.missing`, or its facts say why they are not there."""

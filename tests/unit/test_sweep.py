@@ -236,7 +236,7 @@ open(os.environ["SCALELAB_METRICS"], "a").write('{{"op": "all-reduce", "step": 0
 collective_ranks.main()
 """)  # fmt: skip
     monkeypatch.setattr(sweep, "RANKS", few)
-    monkeypatch.setattr(commands, "_end_on_signals", lambda: None)  # not in this process
+    monkeypatch.setattr(commands, "end_on_signals", lambda: None)  # not in this process
     monkeypatch.setenv("SCALELAB_HOME", str(tmp_path / "home"))
     out = tmp_path / "kept.json"
     assert cli.main(["bench", "all-reduce", "--cluster", "local", "--nodes", "1", "--sizes",
