@@ -55,6 +55,7 @@ class Report:
     def json(self) -> dict:
         """As `--json` prints it."""
         verdicts = self.verdicts
+        unknown = {h.name for h in self.seen.missing if h.addr is None}  # that never came
         return {
             "checks": [
                 {"name": f.name, "status": f.status, "node": f.node, "detail": f.detail,
@@ -66,7 +67,9 @@ class Report:
                 for h in [*self.seen.hosts, *self.seen.missing]
             ],
             "passing": ",".join(n for n, v in verdicts.items() if v in ("pass", "warn")),
-            "failing": ",".join(n for n, v in verdicts.items() if v in ("suspect", "fail")),
+            "failing": ",".join(
+                n for n, v in verdicts.items() if v in ("suspect", "fail") and n not in unknown
+            ),
             "seconds": round(self.seconds, 3),
             "cluster": self.kind,
         }  # fmt: skip
