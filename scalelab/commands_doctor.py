@@ -52,6 +52,9 @@ def do_doctor(args: argparse.Namespace) -> int:
     _clear()
     sent = isinstance(report, dict)
     result = report["json"] if sent else report.json()
+    code = 1 if any(c["status"] == "fail" for c in result["checks"]) else 0
+    if sent and not args.join:
+        return code  # under srun all tasks share one screen: the head's report is on it
     print(report["table"] if sent else report.table(), file=sys.stderr if args.json else sys.stdout)
     if result["failing"] and len(result["nodes"]) > 1:
         say(f"to leave out the failing: --exclude={result['failing']}")
@@ -59,7 +62,7 @@ def do_doctor(args: argparse.Namespace) -> int:
         write_json(out, result)
     if args.json:
         print(json.dumps(result))
-    return 1 if any(c["status"] == "fail" for c in result["checks"]) else 0
+    return code
 
 
 def _meet(args: argparse.Namespace, endpoint: tuple[str, int] | None, common: dict):

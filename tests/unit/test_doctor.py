@@ -11,7 +11,8 @@ import threading
 import time
 
 import pytest
-from outside import all_gone, scalelab
+import slurm
+from outside import ROOT, Call, all_gone, scalelab
 
 from scalelab import cluster, doctor
 from scalelab.cluster import UsageError
@@ -333,8 +334,6 @@ def test_a_stranger_that_connects_to_the_head_is_sent_away():
 def test_killed_halfway_nothing_is_left(tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()
-    from outside import Call
-
     call = Call(tmp_path, ("doctor", "--nodes", "3", "--shared", str(shared))).start()
     time.sleep(0.8)
     call.process.kill()
@@ -367,16 +366,32 @@ def test_outside_srun_there_is_no_task():
 
 @slow
 @needs_virtual
-def test_tasks_of_an_srun_meet():
-    """The variables that srun sets, without a Slurm: a real one comes with lesson 11."""
+@pytest.mark.skipif(bool(slurm.missing()), reason=f"Slurm: {slurm.missing()}")
+def test_tasks_of_a_real_srun_meet(tmp_path):
+    with cluster.start("virtual", 2) as hosts:
+        real = slurm.Slurm(hosts, tmp_path / "slurm")
+        srun = f"srun -N2 --ntasks-per-node=2 {sys.executable} -m scalelab doctor"
+        done = real.sh(f"PYTHONPATH={ROOT} {srun} --json")
+        assert done.returncode == 0, (done.stdout, done.stderr)
+        result = json.loads(done.stdout)  # one object: of the head, and of no other task
+        assert result["passing"] == "node0,node1"
+        assert {"connect", "speed"} <= {c["name"] for c in result["checks"]}
+        missing = real.sh(f"PYTHONPATH={ROOT} {srun} --shared /nowhere")
+        assert missing.returncode != 0
+        assert missing.stdout.count("FAIL        shared directory") == 1
+        assert "--exclude=node0,node1" in missing.stderr
+
+
+@slow
+@needs_virtual
+def test_tasks_of_an_srun_that_cannot_meet_say_so():
+    """The variables that srun sets, without a Slurm; and no head."""
     with cluster.start("virtual", 2) as hosts:
         env = {
-            i: {"SLURM_STEP_NODELIST": "node[0-1]", "SLURM_NNODES": "2", "SLURM_PROCID": str(i),
-                "SLURM_NODEID": str(i), "SLURM_LOCALID": "0", "SLURMD_NODENAME": f"node{i}"}
-            for i in range(2)
+            1: {"SLURM_STEP_NODELIST": "node[0-1]", "SLURM_NNODES": "2", "SLURM_PROCID": "1",
+                "SLURM_NODEID": "1", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "node1"}
         }  # fmt: skip
-        ended = joined(hosts, {0: ["--json"], 1: []}, env=env)
-        assert {code for code, _ in ended.values()} == {0}, ended
-        assert "node1: pass" in ended[0][1]
+        ended = joined(hosts, {1: ["--timeout", 2]}, env=env)
+        assert ended[1][0] == 1 and "met no other machine" in ended[1][1]
         env[1]["SLURM_LOCALID"] = "1"  # its node's second task has nothing to do
         assert joined(hosts, {1: []}, env=env)[1] == (0, "")
