@@ -131,7 +131,7 @@ def _use(seen: Seen, path: str, host: Host, found: dict[str, dict], groups: list
             return fail(host, f"{words}; {_space(enter)}",
                         f"`df -h {path}; df -i {path}; quota -s`, then delete or move")  # fmt: skip
         return fail(host, words, f"mount it anew: {path}")
-    look, peers = here.get("look", {}), [n for n in found if n != host.name]
+    look = here.get("look", {})
     if look.get("unreadable"):
         return fail(host, f"{path}: uid {me} cannot read what {', '.join(look['unreadable'])} "
                     "writes", "run as one uid everywhere, or set `umask 022`")  # fmt: skip
@@ -161,9 +161,8 @@ def _use(seen: Seen, path: str, host: Host, found: dict[str, dict], groups: list
                         "use a file system that can, for checkpoints")  # fmt: skip
     if free < 100e6:
         return warn(host, f"{path}: {_space(enter)}", "a checkpoint may not fit: make room")
-    return _listing(path, host, found) or _lock(path, host, found) or _fine(
-        path, host, enter, peers, groups
-    )  # fmt: skip
+    odd = _listing(path, host, found) or _lock(path, host, found)
+    return odd or _fine(path, host, enter, groups)
 
 
 def _listing(path: str, host: Host, found: dict[str, dict]) -> Finding | None:
@@ -194,11 +193,9 @@ def _lock(path: str, host: Host, found: dict[str, dict]) -> Finding | None:
     return None
 
 
-def _fine(path: str, host: Host, enter: dict, peers: list[str], groups: list) -> Finding:
-    alone = len(peers) == 0
-    what = "writable" if alone else "the same on every host, writable"
-    if len(groups) != 1 and not alone:
-        what = "writable"
+def _fine(path: str, host: Host, enter: dict, groups: list[list[str]]) -> Finding:
+    group = next((g for g in groups if host.name in g), [host.name])
+    what = f"one directory on {len(group)} hosts, writable" if len(group) > 1 else "writable"
     return ok(host, f"{path}: {what}; {enter['mount'].get('type', 'unknown')}, {_space(enter)}")
 
 
