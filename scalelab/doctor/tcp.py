@@ -75,6 +75,15 @@ def reason(code: int) -> str:
     return "unreachable" if code in _UNREACHABLE else errno.errorcode.get(code, str(code))
 
 
+def full_segment(s: socket.socket) -> int:
+    """Bytes of this connection's largest TCP segment, options such as timestamps included."""
+    try:
+        stamped = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[5] & 1
+    except (OSError, AttributeError, IndexError):
+        stamped = 0
+    return s.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) + (12 if stamped else 0)
+
+
 def info(s: socket.socket) -> dict[str, float]:
     """Linux's TCP_INFO: acked (bytes), busy, rwnd, sndbuf (seconds: something to send; stopped by
     the reader's window; by the send buffer), window (bytes in flight allowed), rtt, min_rtt
