@@ -140,16 +140,8 @@ def look(
 ) -> None:
     """Ask the agents everything, and fill `seen` with the answers. Never raises for a host that
     does not answer: it moves to `seen.missing`, or its facts say why they are not there."""
-    from .checks import CHECKS
-
-    try:  # TEMPORARY
-        from . import exchange
-    except ImportError:
-        exchange = type("E", (), {"measure": staticmethod(lambda *a, **k: None)})
-    try:  # TEMPORARY
-        from .checks import shared
-    except ImportError:
-        shared = type("E", (), {"exchange": staticmethod(lambda *a, **k: None)})
+    from . import exchange
+    from .checks import CHECKS, shared
 
     until = time.monotonic() + LONGEST
     progress(f"looking at {len(seen.hosts)} hosts")

@@ -17,10 +17,7 @@ TOPICS = (
 def _load() -> tuple[list[Check], list[type]]:
     checks, parts = [], []
     for topic in TOPICS:
-        try:  # TEMPORARY, while topics are being written
-            module = import_module(f"{__name__}.{topic}")
-        except ModuleNotFoundError:
-            continue
+        module = import_module(f"{__name__}.{topic}")
         checks += [value for value in vars(module).values() if isinstance(value, Check)]
         parts += [value for name, value in vars(module).items() if name in ("NetOps", "SharedOps")]
     return checks, list(dict.fromkeys(parts))
