@@ -178,7 +178,7 @@ def _alone(path: str, host: Host, facts: dict, others: list[str]) -> Finding | N
         return fail(host, f"{path}: uid {facts['me']} may not read {len(facts['barred'])} entries, "
                     f"such as {facts['barred'][0] or path}",
                     f"let it read: `chmod -R a+rX {path}`")  # fmt: skip
-    if facts["files"] == 0:
+    if facts["files"] == 0 and facts["whole"]:
         return fail(host, f"{path}: holds no file here", f"copy or mount the data at {path}")
     return None
 

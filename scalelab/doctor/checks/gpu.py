@@ -90,7 +90,8 @@ def healthy(seen: Seen):
                        "off the bus, or the driver does not suit the kernel; reboot the host"
                        )  # fmt: skip
             continue
-        wrong = list(_host(host, facts["gpus"], seen.nproc, usual))
+        # Emulated hosts share this machine's GPUs, or use none: nothing to count there.
+        wrong = list(_host(host, facts["gpus"], seen.nproc if _machines(seen) > 1 else 1, usual))
         gpus = facts["gpus"]
         yield from wrong or [
             ok(host, f"{len(gpus)} x {gpus[0]['name']}, driver {gpus[0]['driver']}, free, at most "
@@ -103,8 +104,7 @@ def _host(host: Host, gpus: list[dict], nproc: int, usual: int | None):
         yield fail(host, f"{len(gpus)} GPUs, its peers have {usual}",
                    "`dmesg | grep -i xid`: one may have fallen off the bus")  # fmt: skip
     elif 0 < len(gpus) < nproc:
-        yield fail(host, f"{len(gpus)} GPUs for {nproc} ranks",
-                   f"--nproc-per-node={len(gpus)}")  # fmt: skip
+        yield warn(host, f"{len(gpus)} GPUs for {nproc} ranks", f"--nproc-per-node={len(gpus)}")
     elif not gpus:
         yield skip(host, "nvidia-smi lists no GPU")
     for one in gpus:
@@ -120,7 +120,7 @@ def _host(host: Host, gpus: list[dict], nproc: int, usual: int | None):
                        "drain the host, then `nvidia-smi -r` or reboot")  # fmt: skip
         used, total = _number(one, "used"), _number(one, "total")
         if used is not None and total and used > TAKEN * total:
-            yield warn(host, f"{name}: {used:.0f} of {total:.0f} MiB are taken by others",
+            yield warn(host, f"{name}: {used:.0f} of {total:.0f} MiB are in use already",
                        "`nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv` says "
                        "by whom")  # fmt: skip
         if _yes(one, "slowed"):
@@ -129,6 +129,11 @@ def _host(host: Host, gpus: list[dict], nproc: int, usual: int | None):
                        + (f", at {heat:.0f} °C" if heat is not None else ""),
                        "`nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER`: cooling or power"
                        )  # fmt: skip
+
+
+def _machines(seen: Seen) -> int:
+    found = [h.facts.get("identity", {}).get("value", {}).get("boot_id") for h in seen.hosts]
+    return len({boot for boot in found if boot})
 
 
 def _number(one: dict, key: str) -> float | None:
