@@ -22,7 +22,7 @@ def blame(
     if not left:
         return []
     if len(hosts) <= 2:
-        one_way = directed and len(left) == 1 and len(tried) == 2
+        one_way = directed and len(left) == 1
         return [(left[0][1] if one_way else left[0], left)]
     if set(left) == tried:
         return [(None, left)]

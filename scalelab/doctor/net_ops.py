@@ -205,7 +205,10 @@ class NetOps:
         return _side_by_side(lambda t: self._burst_or_ladder(token, *t, timeout), targets)
 
     def _burst_or_ladder(self, token: str, addr: str, port: int, timeout: float) -> dict:
-        size, passes = self._burst(token, addr, port, timeout * 0.4)
+        try:
+            size, passes = self._burst(token, addr, port, timeout * 0.4)
+        except TimeoutError:  # a lossy link ate the SYN
+            size, passes = self._burst(token, addr, port, timeout * 0.4)
         if passes:
             return {"size": size, "passes": True, "largest": size, "blocked": None}
         # All at once, the full size among them: what a lossy link ate is not blamed on its size.
@@ -244,8 +247,8 @@ class NetOps:
 
     def op_send(self, token: str, addr: str, port: int, seconds: float, timeout: float) -> dict:
         """Send as fast as it goes for `seconds`. {"rate": bytes/s, "alone": bytes/s while nothing
-        but the network held it up, "share": the part of the time that this was so, "window": mean
-        bytes allowed in flight, "min_rtt" (s), "late": s until the reader was ready, beside the
+        but the network held it up, "share": the part of the time that this was so, "flight": mean
+        bytes on their way, "min_rtt" (s), "late": s until the reader was ready, beside the
         round trip, "cpu": part of the time that this side computed, "retrans": fraction of
         segments sent again}. Raises NotChecked, OSError."""
         with tcp.dial(addr, port, token, "sink", timeout=timeout) as s:
@@ -254,14 +257,14 @@ class NetOps:
             began = time.monotonic()
             late = began - asked - tcp.info(s)["rtt"]
             s.settimeout(0.02)
-            first, windows, now, cpu = None, [], began, time.thread_time()
+            first, flights, now, cpu = None, [], began, time.thread_time()
             while now < began + seconds:
                 try:
                     s.send(BLOCK)
                 except TimeoutError:
                     pass  # a full buffer; look at the clock
                 state, now = tcp.info(s), time.monotonic()
-                windows.append(state["window"])
+                flights.append(state["flight"])
                 if first is None and now > began + SETTLE * seconds:
                     first, start = state, now
             cpu = time.thread_time() - cpu
@@ -274,7 +277,7 @@ class NetOps:
         return {
             "rate": gone["acked"] / wall, "alone": gone["acked"] / max(alone, 0.05 * wall),
             "share": alone / wall,
-            "window": sum(windows) / len(windows), "min_rtt": state["min_rtt"],
+            "flight": sum(flights) / len(flights), "min_rtt": state["min_rtt"],
             "late": max(0.0, late), "retrans": state["retrans"] / max(1, state["segments"]),
             "cpu": cpu / seconds,
         }  # fmt: skip

@@ -86,7 +86,7 @@ def full_segment(s: socket.socket) -> int:
 
 def info(s: socket.socket) -> dict[str, float]:
     """Linux's TCP_INFO: acked (bytes), busy, rwnd, sndbuf (seconds: something to send; stopped by
-    the reader's window; by the send buffer), window (bytes in flight allowed), rtt, min_rtt
+    the reader's window; by the send buffer), flight (bytes on their way), rtt, min_rtt
     (seconds), retrans (segments sent again), segments (sent). Raises NotChecked."""
     try:
         raw = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
@@ -96,7 +96,7 @@ def info(s: socket.socket) -> dict[str, float]:
         raise NotChecked("this system does not tell what holds a connection up (TCP_INFO)")
     (mss,) = struct.unpack_from("I", raw, 16)
     (rtt,) = struct.unpack_from("I", raw, 68)
-    (cwnd,) = struct.unpack_from("I", raw, 80)
+    (unacked,) = struct.unpack_from("I", raw, 24)
     (retrans,) = struct.unpack_from("I", raw, 100)
     (acked,) = struct.unpack_from("Q", raw, 120)
     (segments,) = struct.unpack_from("I", raw, 156)
@@ -104,6 +104,6 @@ def info(s: socket.socket) -> dict[str, float]:
     busy, rwnd, sndbuf = struct.unpack_from("QQQ", raw, 168)
     return {
         "acked": acked, "busy": busy * 1e-6, "rwnd": rwnd * 1e-6, "sndbuf": sndbuf * 1e-6,
-        "window": cwnd * mss, "rtt": rtt * 1e-6, "min_rtt": min_rtt * 1e-6,
+        "flight": unacked * mss, "rtt": rtt * 1e-6, "min_rtt": min_rtt * 1e-6,
         "retrans": retrans, "segments": segments,
     }  # fmt: skip

@@ -47,20 +47,17 @@ def firewall(context: dict) -> dict:
 
 
 def kind(pair: dict) -> str:
-    """What is wrong with one direction of a pair, as a short stable word; "" for nothing."""
+    """What is wrong with one direction of a pair, as scope and result; "" for nothing. Only the
+    way to the head has a rendezvous port, so that scope "range" (none of it passes) does not say
+    whether the rendezvous port does."""
     rows = pair.get("dialled", {}).get(pair["at"], [])
     bad = [r for r in rows if r["result"] != "ok"]
     if not bad:
         return ""
-    if len(bad) == len(rows):
-        return "all " + _usual(bad)
-    closed = {r["kind"] for r in bad}
-    opened = {r["kind"] for r in rows if r["result"] == "ok"}
-    if closed == {"range"} and opened == {"rendezvous"}:
-        return "range " + _usual(bad)
-    if closed == {"rendezvous"}:
+    if all(r["kind"] == "rendezvous" for r in bad):
         return "rendezvous " + _usual(bad)
-    return "some " + _usual(bad)
+    passing = any(r["kind"] == "range" for r in rows if r not in bad)
+    return f"{'some' if passing else 'range'} {_usual(bad)}"
 
 
 def _usual(rows: list[dict]) -> str:
@@ -81,12 +78,10 @@ def connects(seen: Seen):
         tried.append((a, b))
         if kind(pair):
             kinds[a, b] = kind(pair)
-    # A host may be behind two faults; each kind is explained apart, whole silence first.
-    for one in sorted(set(kinds.values()), key=lambda k: (not k.startswith("all"), k)):
+    # A host may be behind two faults: each kind is explained apart, whole silence first.
+    for one in sorted(set(kinds.values()), key=lambda k: (not k.startswith("range"), k)):
         bad = [p for p, k in kinds.items() if k == one]
-        # Only the head has a rendezvous port, so only the way to it says anything about that.
-        asked = [p for p in tried if not one.startswith("rendezvous") or _asked(p, seen)]
-        for where, pairs in blame(bad, asked, directed=True):
+        for where, pairs in blame(bad, tried, directed=True):
             place = by_name.get(where) if isinstance(where, str) else where and tuple(
                 by_name[n] for n in where
             )  # fmt: skip
@@ -97,13 +92,12 @@ def connects(seen: Seen):
             yield ok((by_name[p[0]], by_name[p[1]]), f"{len(rows)} of {len(rows)} ports connect")
 
 
-def _asked(pair: tuple[str, str], seen: Seen) -> bool:
-    found = seen.pairs[pair]
-    return any(r["kind"] == "rendezvous" for r in found["dialled"][found["at"]])
-
-
 def _finding(where, pairs, what, kinds, seen: Seen):
     by_name = {h.name: h for h in seen.hosts}
+    ways = _ways(where, pairs, kinds)
+    outward = isinstance(where, Host) and any(a == where.name for a, _ in pairs)
+    if isinstance(where, Host):  # what gets in tells most
+        pairs = [p for p in pairs if p[1] == where.name] or pairs
     first = seen.pairs[pairs[0]]
     rows = first["dialled"][first["at"]]
     scope, result = what.split()
@@ -111,16 +105,25 @@ def _finding(where, pairs, what, kinds, seen: Seen):
     words = WORDS.get(result, result)
     good = ", ".join(str(r["port"]) for r in rows if r["result"] == "ok")
     bad = ", ".join(str(r["port"]) for r in rows if r["result"] != "ok")
-    said = {
-        "all": f"all ports {words}",
-        "range": f"the rendezvous port {port} is open, but ports {low}-{high}, which ranks listen "
-                 f"on, {words}",
-        "rendezvous": f"the rendezvous port {port} alone is closed: connections to it {words}",
-        "some": f"of ports {low}-{high}, {bad} {words}; {good} pass",
-    }[scope]  # fmt: skip
+    doors = [
+        r["result"] for p in pairs for r in seen.pairs[p]["dialled"][seen.pairs[p]["at"]]
+        if r["kind"] == "rendezvous"
+    ]  # fmt: skip
+    if scope == "range" and "ok" in doors:
+        said = (f"the rendezvous port {port} is open, but ports {low}-{high}, which ranks listen "
+                f"on, {words}")  # fmt: skip
+    elif scope == "range":
+        also = f" and the rendezvous port {port}" if doors else ""
+        said = f"all ports tried of {low}-{high}, which ranks listen on,{also} {words}"
+    elif scope == "rendezvous":
+        said = f"the rendezvous port {port} alone is closed: connections to it {words}"
+    else:
+        said = f"of ports {low}-{high}, {bad} {words}; {good} pass"
     cause = CAUSES.get(result, "")
-    return fail(where, f"{_ways(where, pairs, kinds)}: {said}" + (f" ({cause})" if cause else ""),
-                _fix(where, pairs, scope, result, seen))  # fmt: skip
+    fix = _fix(where, pairs, scope, result, seen)
+    if outward and pairs[0][1] == where.name:
+        fix += "; and let TCP out to them"
+    return fail(where, f"{ways}: {said}" + (f" ({cause})" if cause else ""), fix)
 
 
 def _ways(where, pairs, kinds) -> str:
@@ -161,12 +164,18 @@ def _fix(where, pairs, scope: str, result: str, seen: Seen) -> str:
     host = by_name[to[0]]
     low, high = _range(host, seen)
     port = seen.endpoint[1]
-    ports = {"all": "1024-65535", "rendezvous": str(port)}.get(scope, f"{low}-{high}")
+    doors = any(
+        r["kind"] == "rendezvous" and r["result"] != "ok"
+        for p in pairs for r in seen.pairs[p]["dialled"][seen.pairs[p]["at"]]
+    )  # fmt: skip
+    ports = str(port) if scope == "rendezvous" else f"{low}-{high}"
+    if doors and scope != "rendezvous":
+        ports = f"{{ {port}, {ports} }}"
     try:
         chain = seen.facts(host, "firewall")["chain"] or CHAIN
     except NotChecked:
         chain = CHAIN
-    fix = (f"on {_some(to)}: nft insert rule {chain} ip saddr {_peers(host, pairs, seen)} "
+    fix = (f"on {_some(sorted(to))}: nft insert rule {chain} ip saddr {_peers(host, pairs, seen)} "
            f"tcp dport {ports} accept (or the same in ufw or the security group)")  # fmt: skip
     if scope in ("range", "some"):
         fix += (f"; or open fewer: sysctl -w net.ipv4.ip_local_port_range='{high - 999} {high}' on "

@@ -10,7 +10,7 @@ from ..addresses import head, is_loopback, lan_address, own_addresses
 from ..nics import port_range, reserved_ports
 from ..registry import Host, NotChecked, Seen, check, fail, ok, probe, skip, warn
 from ..sockets import holder, next_free, taken
-from .names import PATIENCE, bad_name, resolve
+from .names import PATIENCE, is_named, resolve
 
 
 @probe("endpoint", limit=3 * PATIENCE)
@@ -102,7 +102,7 @@ def _who_holds_it(asked, top, facts, seen, blamed, real):
     name, port = seen.endpoint
     holders = [h for h in asked if facts[h.name]["itself"]]
     if not holders:
-        if _name_is_bad(top, seen):
+        if is_named(top, seen):
             yield skip(top, "whether it knows the endpoint as itself: see own name")
             return
         yield fail(
@@ -115,7 +115,7 @@ def _who_holds_it(asked, top, facts, seen, blamed, real):
     for host in holders if seen.separate else []:
         if host is not top and host.name not in blamed:
             blamed.add(host.name)
-            if _name_is_bad(host, seen):
+            if is_named(host, seen):
                 yield skip(host, f"takes {name} for itself, as {top.name} does: see own name")
             else:
                 yield fail(host, f"takes {name} for itself, as {top.name} does: two rendezvous",
@@ -125,13 +125,6 @@ def _who_holds_it(asked, top, facts, seen, blamed, real):
         if host.name not in blamed:
             addr = facts[host.name]["addrs"][0]
             yield ok(host, f"{name} is {addr}" + (", itself" if host in holders else ""))
-
-
-def _name_is_bad(host: Host, seen: Seen) -> bool:
-    try:
-        return bool(bad_name(host, seen))
-    except NotChecked:
-        return False
 
 
 @probe("rendezvous port")

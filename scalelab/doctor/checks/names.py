@@ -70,27 +70,36 @@ def bad_name(host: Host, seen: Seen) -> str:
     return ""
 
 
+def is_named(host: Host, seen: Seen) -> bool:
+    """Whether the check "own name" fails for this host, so that no later one need do so for the
+    same reason. A right GLOO_SOCKET_IFNAME makes up for a bad name."""
+    try:
+        return bool(bad_name(host, seen)) and not _made_up_for(host, seen)
+    except NotChecked:
+        return False
+
+
+def _made_up_for(host: Host, seen: Seen) -> bool:
+    address, how = published(host, seen)
+    return how.startswith("GLOO") and address in own_addresses(host, seen)
+
+
 @check("own name", needs=["own name", "interface"], each=True)
 def names(host: Host, seen: Seen):
     problem = bad_name(host, seen)
     facts = seen.facts(host, "own name")
-    try:
-        wanted = seen.facts(host, "interface")["gloo"]
-    except NotChecked:
-        wanted = ""
     if not problem:
         where = ", ".join(facts["addrs"]) or "nothing"
-        yield ok(host, f"{facts['name']} resolves to {where}"
-                 + ("" if seen.separate else "; all hosts are one machine"))  # fmt: skip
-        return
-    address, how = published(host, seen)
-    if wanted and address in own_addresses(host, seen):
+        one = "" if seen.separate else "; all hosts are one machine"
+        yield ok(host, f"{facts['name']} resolves to {where}{one}")
+    elif _made_up_for(host, seen):
+        address, how = published(host, seen)
         yield ok(host, f"{problem.partition(':')[0]}, but gloo publishes {address} ({how})")
-        return
-    line = f"{lan_address(host, seen)} {facts['name']}"
-    yield fail(
-        host,
-        problem,
-        f"in /etc/hosts of {host.name}, in place of what it says of {facts['name']}: `{line}`; "
-        f"or there: export GLOO_SOCKET_IFNAME={lan_nic(host, seen)}",
-    )
+    else:
+        line = f"{lan_address(host, seen)} {facts['name']}"
+        yield fail(
+            host,
+            problem,
+            f"in /etc/hosts of {host.name}, in place of what it says of {facts['name']}: "
+            f"`{line}`; or there: export GLOO_SOCKET_IFNAME={lan_nic(host, seen)}",
+        )

@@ -1,8 +1,9 @@
 """Throughput of pairs, judged by the link's rate or by the peers; never by a constant.
 
 A measurement acquits a pair if it was fast, or if the window rather than the link held it up: on a
-long way TCP moves at most a window a round trip. It accuses only if neither, and if the processor
-was not the limit.
+long way TCP moves at most a window a round trip, and a slow link is told from that by its queue:
+far more bytes are on their way than the round trip of an idle link accounts for. It accuses only
+if neither, and if the processor was not the limit.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ..blame import blame
 from ..registry import NotChecked, Seen, check, fail, ok, skip
 
 OF_LINE, OF_PEERS = 0.4, 1 / 3  # of the link's rate, of the peers' median: less is slow
-OF_WINDOW = 0.5  # of a window a round trip: as much as that, and the window is the limit
+OF_WINDOW = 0.5  # of what is in flight, a round trip: as much, and the window is the limit
 ALL_PAIRS = 4  # hosts; of more, neighbours are measured
 CPU = 0.3  # part of the time that the sender computed: more, and the processor is the limit
 SHARE = 0.3  # part of the time that the network was the limit: less, and it says little of it
@@ -54,7 +55,7 @@ def reference(seen: Seen) -> tuple[float, str] | None:
 
 def _verdict(send: dict, rtt: float, floor: float) -> str:
     """ "" if it acquits, "busy" if it says nothing, "slow"."""
-    window = send["window"] / max(1e-6, min(rtt, send["min_rtt"] or rtt))
+    window = send["flight"] / max(1e-6, min(rtt, send["min_rtt"] or rtt))
     if send["alone"] >= floor or send["alone"] >= OF_WINDOW * window:
         return ""
     busy = send["cpu"] > CPU or send["share"] < SHARE or send["late"] > LATE
