@@ -29,6 +29,12 @@ def three():
         yield c
 
 
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Pairs of hosts have tests of their own, and are slow to measure on a busy machine."""
+    monkeypatch.setattr("scalelab.doctor.exchange.measure", lambda *_, **__: None)
+
+
 @pytest.fixture
 def folder(tmp_path):
     for i in range(8):
