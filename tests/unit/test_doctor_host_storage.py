@@ -116,6 +116,19 @@ def test_an_empty_silent_or_barred_path(right, tmp_path):
         assert (finding.status, finding.node) == ("fail", "node1") and words in finding.detail
 
 
+def test_what_was_said_of_the_shared_directory_is_not_said_again(right, tmp_path):
+    missing = {"errno": "ENOENT", "words": "No such file or directory"}
+    what = data_seen(right, right, {"error": missing, "me": "7"})
+    what.shared = ["/d"]
+    for i, host in enumerate(what.hosts):
+        found = {**HERE, "rename": {"renames": 1}} if i < 2 else {"enter": {"error": missing}}
+        host.facts["shared"] = {"value": {"/d": found}}
+    assert worst(shared.shared_directory, what).node == "node2"
+    assert verdicts(data_check.same_data, what)[0] == ("skip", "node2")
+    what.shared = ["/elsewhere"]
+    assert verdicts(data_check.same_data, what)[0] == ("fail", "node2")
+
+
 def test_equal_data_is_fine(right, tmp_path):
     copy = looked(shutil.copytree(tmp_path / "right", tmp_path / "copy"))
     copy["order"] = right["order"]  # two directories may list in two orders

@@ -8,6 +8,7 @@ import time
 
 from ..registry import Finding, Host, NotChecked, Seen, check, fail, ok, probe, skip
 from ..shared_ops import PREFIX, bounded, problem, user
+from . import shared
 
 SECONDS = 4.5  # for all paths of a host; a network file system lists some 10 000 files in that
 SAMPLE = 200  # files, evenly spread over the sorted names, of which both ends are read
@@ -127,7 +128,27 @@ def same_data(seen: Seen):
                 found[host.name] = seen.facts(host, "data")[path]
             except NotChecked as e:
                 yield skip(host, f"{path}: {e}")
-        yield from _judge(path, {h.name: h for h in seen.hosts if h.name in found}, found)
+        named = _named_before(seen, path)
+        for finding in _judge(path, {h.name: h for h in seen.hosts if h.name in found}, found):
+            explained = None in named or any(h in named for h in finding.hosts)
+            if finding.status == "fail" and explained:
+                finding = skip(finding.where, f"{path}: differs as said of the shared directory")
+            yield finding
+
+
+def _named_before(seen: Seen, path: str) -> set[str | None]:
+    """Hosts of which the shared directory's check has said that this path, or one above it, is not
+    what it should be (None: of all)."""
+    try:
+        findings = shared.shared_directory(seen)
+    except NotChecked:
+        return set()
+    return {
+        name for f in findings for above in seen.shared
+        if f.status == "fail" and f.detail.startswith(f"{above}: ")
+        and (path == above or path.startswith(above.rstrip("/") + "/"))
+        for name in (f.hosts or (None,))
+    }  # fmt: skip
 
 
 def _judge(path: str, hosts: dict[str, Host], found: dict[str, dict]):
