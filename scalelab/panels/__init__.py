@@ -2,7 +2,8 @@
 
 from scalelab.panels.bandwidth import BandwidthPanel
 from scalelab.panels.base import RunFailed
+from scalelab.panels.pits import PitsPanel
 from scalelab.panels.progress import draw_progress
 from scalelab.panels.run import RunPanel
 
-__all__ = ["BandwidthPanel", "RunFailed", "RunPanel", "draw_progress"]
+__all__ = ["BandwidthPanel", "PitsPanel", "RunFailed", "RunPanel", "draw_progress"]
