@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from .launch_shell import (
+    ARRAY,
     ASSIGN,
     AT_PROMPT,
     BARE_PROMPT,
@@ -120,6 +121,10 @@ class Reader:
             return
         if re.match(r"\s*(?:```|~~~)", text):
             return
+        array = ARRAY.match(text)
+        if array:
+            inside = re.sub(r"[\"'\n]", " ", array[2])
+            text = f'{array[1]}="{inside}"'
         node, body = self._body(text)
         if body is None:
             self._heading(text, logical.line)
@@ -182,7 +187,10 @@ class Reader:
     def _short(text: str) -> str:
         match = re.search(r"\b(node|host|machine|server|worker|rank|vm|box|gpu|pod)s?[ _#-]{0,2}"
                           r"(\d+|[A-D]\b)", text, re.I)  # fmt: skip
-        return f"{match[1].lower()}{match[2]}" if match else ""
+        if match:
+            return f"{match[1].lower()}{match[2]}"
+        match = HEADING.search(text)
+        return match[0][:40].removeprefix("on ") if match else ""
 
     def _heading(self, text: str, line: int) -> None:
         words = text.strip().strip("#/*=->: \t。：")
@@ -191,7 +199,7 @@ class Reader:
             if any(launcher(w) and launcher(w)[0] != "python" for w in inside):
                 self.found_in_comment = self.found_in_comment or line
                 return
-        if not words or len(words) > 60 or len(words.split()) > 9 or NOT_HEADING.search(words):
+        if not words or len(words) > 100 or len(words.split()) > 14 or NOT_HEADING.search(words):
             return
         if EVERYWHERE.search(words):
             self.node, self.everywhere, self.launched = "", True, False

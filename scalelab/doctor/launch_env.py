@@ -110,6 +110,9 @@ def _python(node: Node) -> list[Finding]:
     if found or node.command.sourced or "MASTER_ADDR" not in env and "RANK" not in env:
         return found
     if "NODE_RANK" in env and "RANK" not in env:
+        if any(a.startswith(("--num_nodes", "--num-nodes", "--trainer.num_nodes"))
+               for a in node.args):  # fmt: skip
+            return []
         # Lightning reads NODE_RANK; init_process_group does not
         return [finding("variable", "warn", node, "NODE_RANK and no RANK: init_process_group "
                          "reads RANK, a number for each process (Lightning reads NODE_RANK)",

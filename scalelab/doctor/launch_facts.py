@@ -10,6 +10,7 @@ Rules are torch 2.13's (torch/distributed/run.py, elastic/rendezvous), read ther
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from .launch_commands import base, launcher
@@ -102,6 +103,10 @@ def understand(command: Command) -> Node:
     node = Node(command, kind)
     for note in command.notes:
         node.say(*note)
+    holes = [m[0] for w in command.words for m in re.finditer(r"(?<=\0)<[^>]*>", w)]
+    if holes:
+        node.say("line", "warn", f"{shown(' '.join(dict.fromkeys(holes)))}: a placeholder, which "
+                 "is not judged", "put the value in its place")  # fmt: skip
     if kind in ("torchrun", "launch"):
         _torchrun(node, words)
     elif kind == "accelerate":
@@ -136,8 +141,21 @@ def split_endpoint(node: Node, endpoint: str, default: int | None) -> None:
 
 def _torchrun(node: Node, words: list[str]) -> None:
     options, problems = parse(node.launcher, words)
+    opaque = False
+    while known(options["script"]) is False and options["script"] and options["args"]:
+        # torchrun $ARGS train.py: the variable holds options that are not known here
+        words = list(words)
+        words.remove(options["script"])
+        opaque = True
+        options, problems = parse(node.launcher, words)
     for name, detail, fix in problems:
         node.say(name, "fail", detail, fix)
+    if opaque:
+        for name in ("nnodes", "nproc_per_node", "node_rank", "rdzv_backend", "rdzv_id"):
+            options[name] = options[name] or UNKNOWN
+        if not options["rdzv_endpoint"]:
+            options["master_addr"] = options["master_addr"] or UNKNOWN
+            options["master_port"] = options["master_port"] or UNKNOWN
     env = node.command.env
     for name in list(options):  # torch.distributed.argparse_util.env
         if options[name] in (None, False) and f"PET_{name.upper()}" in env:

@@ -41,10 +41,11 @@ def ordered(found: list[Finding]) -> list[Finding]:
     """Worst first, then cause before consequence; what holds for several lines once."""
     merged: dict[tuple, Finding] = {}
     for f in found:
-        first = merged.setdefault((f["name"], f["status"], f["detail"]), f)
-        if f["node"] not in first["node"].split(", "):
-            names = f"{first['node']}, {f['node']}"
-            first["node"] = names if len(names) < 60 else first["node"]
+        first = merged.setdefault((f["name"], f["status"], f["detail"]), dict(f))
+        names = first["node"].split(", ")
+        names += [n for n in f["node"].split(", ") if n not in names]
+        if len(", ".join(names)) < 60:
+            first["node"] = ", ".join(names)
     return sorted(merged.values(), key=lambda f: (WORST.index(f["status"]), ORDER.index(f["name"])))
 
 
@@ -267,11 +268,13 @@ def _lines(nodes: list[Node]) -> list[Finding]:
         what = "processes; python starts one a line" if python and count > 1 else \
             "are expected"  # fmt: skip
         word = "line" if count == 1 else "lines"
-        extra = ""
+        extra, hint = "", "give the lines of all nodes"
         if count == 1 and not nodes[0].rank_said and not python:
             extra = "; without a node rank it is number 0 on every node"
+            if nodes[0].options.get("rdzv_endpoint"):
+                hint = "add --rdzv-backend=c10d, or --node-rank on each node"
         return [finding("lines", "warn", None, f"{count} {word} for {name}={nodes[0].nnodes}: "
-                        f"{least} {what}{extra}", "give the lines of all nodes")]  # fmt: skip
+                        f"{least} {what}{extra}", hint)]  # fmt: skip
     return []
 
 

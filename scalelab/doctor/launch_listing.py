@@ -101,12 +101,16 @@ def _harmless(node: ast.AST, tree: ast.Module, parents: dict, depth: int) -> boo
             return True
         if isinstance(above, (ast.BoolOp, ast.SetComp, ast.DictComp, ast.Expr, ast.Assert)):
             return True
+        if isinstance(above, ast.Subscript) and above.value is node:
+            return False
         if isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.Not):
             return True
         if isinstance(above, ast.For) and above.iter is node:
             return _loop_harmless(above, tree, parents, depth)
         if isinstance(above, (ast.Assign, ast.AnnAssign)):
             targets = above.targets if isinstance(above, ast.Assign) else [above.target]
+            if all(_attribute_sorted(t, tree) for t in targets):
+                return True
             return all(isinstance(t, ast.Name) and _name_harmless(t.id, above, tree, parents, depth)
                        for t in targets)  # fmt: skip
         if isinstance(above, (ast.Return, ast.Yield, ast.YieldFrom)):
@@ -135,6 +139,15 @@ def _name_harmless(name: str, at: ast.AST, tree: ast.Module, parents: dict, dept
     return all(_use_harmless(u, tree, parents, depth) for u in uses)
 
 
+def _attribute_sorted(target: ast.AST, tree: ast.Module) -> bool:
+    """Whether self.files and the like is sorted somewhere."""
+    if not isinstance(target, ast.Attribute):
+        return False
+    text = ast.unparse(target)
+    sorts = [ast.unparse(c) for c in ast.walk(tree) if _called(c) in ("sort", "sorted")]
+    return any(text in s for s in sorts)
+
+
 def _use_harmless(use: ast.Name, tree: ast.Module, parents: dict, depth: int) -> bool:
     above = parents.get(use)
     if isinstance(above, ast.Attribute):  # names.append(…): not a use of the order
@@ -158,9 +171,7 @@ def _loop_harmless(loop: ast.For, tree: ast.Module, parents: dict, depth: int) -
             if isinstance(n.func.value, ast.Name):
                 held.add(n.func.value.id)
             elif isinstance(n.func.value, ast.Attribute):
-                attr = ast.unparse(n.func.value)
-                text = [ast.unparse(c) for c in ast.walk(tree) if _called(c) in ("sort", "sorted")]
-                if not any(attr in t for t in text):
+                if not _attribute_sorted(n.func.value, tree):
                     return False
         if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name) and not isinstance(
             n.value, ast.Constant

@@ -13,7 +13,7 @@ import stat
 import sys
 from pathlib import Path
 
-from .launch_addresses import loopback
+from .launch_addresses import loopback, numeric
 from .launch_facts import TORCHRUN_LIKE, Finding, Node, finding, whole
 from .launch_listing import unsorted_listings
 from .launch_shell import known, shown
@@ -175,7 +175,10 @@ class _Script:
         if loopback(host):
             self.say("fail", at, f"{line}, on several nodes: each node meets itself there", fix)
         elif hosts and host not in hosts:
-            self.say("fail", at, f"{line}, while the lines say {shown(sorted(hosts)[0])}", fix)
+            # a name and an address may be one machine
+            sure = len({numeric(h) for h in (host, *hosts)}) == 1
+            other = shown(sorted(hosts)[0])
+            self.say("fail" if sure else "warn", at, f"{line}, while the lines say {other}", fix)
 
     def _init(self) -> None:
         for call in self.calls:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 UNKNOWN = "\0"  # before a part of a word that only the shell of that node would know
+SPLIT = "\1"  # between the words that one unquoted variable becomes
 NAME = re.compile(r"[A-Za-z_]\w*")
 ASSIGN = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.S)
 PLACEHOLDER = re.compile(r"<[^\s<>|;&=][^<>|;&=\n]{0,40}>")
@@ -26,7 +27,8 @@ AT_PROMPT = re.compile(
     r"\s*(?:\([\w.\- ]{1,40}\)\s*)*\[?[\w.-]{1,40}@([\w.-]{1,60})[^\]$#%>\n]{0,80}\]?\s*[$#%>]\s+"
 )
 NODE_PROMPT = re.compile(r"\s*([A-Za-z][\w.-]{0,40})\s*[$%>#]\s+")
-BARE_PROMPT = re.compile(r"\s*(?:[$%>❯➜]\s+)+")
+BARE_PROMPT = re.compile(r"\s*(?:PS [^>\n]{1,80}>\s*|[A-Z]:\\[^>\n]{0,80}>\s*|(?:[$%>❯➜]\s+)+)")
+ARRAY = re.compile(r"(\s*(?:export\s+|declare -a\s+|local\s+)?[A-Za-z_]\w*)=\((.*)\)\s*$", re.S)
 BULLET = re.compile(r"\s*(?:[-*•+]\s+|\d{1,2}[.)]\s+)")
 LABEL = re.compile(
     r"\s*(?:\*\*|__|\[|`)?([^`\n:：=$\"']{1,60}?)(?:\*\*|__|\]|`)?\s*[:：](?:\*\*|__)?\s*`?(?=\S)"
@@ -100,7 +102,7 @@ def lex(text: str, lookup: Callable[[str], str | None]) -> tuple[list[list[str]]
         nonlocal word, skip
         if word is not None:
             if not skip:
-                commands[-1].append(word)
+                commands[-1] += [w for w in word.split(SPLIT) if w] if SPLIT in word else [word]
             skip = False
             word = None
 
@@ -138,6 +140,8 @@ def lex(text: str, lookup: Callable[[str], str | None]) -> tuple[list[list[str]]
             i += 2
         elif c in "$`":
             part, i = _expand(text, i, lookup)
+            if UNKNOWN not in part and not ASSIGN.match(word or ""):
+                part = re.sub(r"\s+", SPLIT, part)
             word = (word or "") + part
         elif c == "#" and word is None:
             end = text.find("\n", i)
@@ -184,8 +188,10 @@ def _expand(text: str, i: int, lookup: Callable[[str], str | None]) -> tuple[str
         if opened == "{":
             name = NAME.match(inside)
             value = lookup(name[0]) if name else None
-            plain = name is not None and inside[name.end() :][:2] in ("", ":-", ":=")
-            if value is not None and plain:
+            rest = inside[name.end() :] if name else "?"
+            if value is not None and rest in ("[@]", "[*]"):
+                return re.sub(r"\s+", SPLIT, value), end
+            if value is not None and rest[:2] in ("", ":-", ":="):
                 return value, end
         return UNKNOWN + text[i:end], end
     name = NAME.match(text, i + 1)
@@ -231,7 +237,7 @@ def plain(text: str) -> tuple[str, list[str]]:
 
 def logical_lines(text: str) -> Iterator[Logical]:
     """Lines joined as the shell joins them, and as the person meant where that fails."""
-    lines = re.split(r"\r\n|\n|\r", text.replace(UNKNOWN, " "))
+    lines = re.split(r"\r\n|\n|\r", re.sub("[\0\1]", " ", text))
     i = 0
     while i < len(lines):
         first, line, notes = i, lines[i], []
@@ -240,7 +246,10 @@ def logical_lines(text: str) -> Iterator[Logical]:
         while not comment and i < len(lines) and i - first < MOST_JOINED:
             following = lines[i]
             tail = re.search(r"(\\+)([ \t\u00a0]*)$", line)
-            if tail and len(tail[1]) % 2 and not following.lstrip().startswith("#"):
+            if tail and len(tail[1]) % 2 and following.lstrip().startswith("#"):
+                notes.append(("line", "fail", f"line {i + 1} is a comment within a command: the "
+                              "command ends there", f"delete line {i + 1}"))  # fmt: skip
+            elif tail and len(tail[1]) % 2:
                 if tail[2]:
                     notes.append(("line", "fail", f"line {i} ends in a blank after its backslash: "
                                   "the shell ends the command there",
@@ -252,6 +261,8 @@ def logical_lines(text: str) -> Iterator[Logical]:
                                   f"{i} does not end in a backslash: the shell takes it for "
                                   "another command", f"end line {i} in a backslash"))  # fmt: skip
                 line = (line[: tail.start()] if tail else line) + " " + following
+            elif re.match(r"\s*(?:export\s+|declare -a\s+)?\w+=\([^)]*$", line):
+                line += "\n" + following.partition(" #")[0]
             elif ("'" in line or '"' in line) and _open(line, lines[i : i + 60]):
                 line += "\n" + following
             else:
@@ -271,5 +282,5 @@ def _open(line: str, rest: list[str]) -> bool:
     for more in rest:
         whole += "\n" + more
         if ("'" in more or '"' in more) and not lex(whole, lambda name: None)[2]:
-            return LAUNCHES.search(whole) is not None
+            return ASSIGN.match(start) is not None or LAUNCHES.search(whole) is not None
     return False
