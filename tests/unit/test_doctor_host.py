@@ -174,6 +174,16 @@ def test_of_two_environments_both_are_shown_and_neither_blamed():
     assert "torch 2.13.0 on node0, 2.12.0 on node1" in finding.detail and "numpy" in finding.detail
 
 
+def test_the_table_shows_all_that_differs_and_once():
+    odd = {**BASE, "cpu": "other", "package numpy": "1.9"}
+    what = seen("environment", {**BASE, "cpu": "usual"}, odd, {**odd, "torch": "2.12.0"})
+    findings = judge([environment.same_environment], what)
+    rows = [line.split()[0] for f in findings for line in f.table[1:]]
+    assert rows == ["torch", "cpu", "numpy"]
+    kinds = [{**BASE, "cpu": cpu} for cpu in ("usual", "other", "usual")]
+    is_fine(environment.same_environment, seen("environment", *kinds))
+
+
 def test_one_copy_of_the_code_and_what_is_not_known_differ_in_nothing():
     racing = {**BASE, "code changes": "uncommitted (1)"}  # saved between two looks at one file
     is_fine(environment.same_environment, seen("environment", BASE, racing, BASE))

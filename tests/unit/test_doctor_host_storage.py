@@ -273,6 +273,20 @@ def test_what_hangs_is_left_alone(tmp_path):
     assert time.monotonic() - began < 0.5
 
 
+def test_a_file_that_is_not_whole_is_noticed(tmp_path):
+    ops, at = SharedOps({"name": "node0"}), str(tmp_path)
+    whole = tmp_path / f"{PREFIX}t-whole"
+    assert ops.op_shared_read(at, "t", 5, 0.02)["absent"] > 0
+    ops.op_shared_rename(at, "t", 5, 0)
+    count = ops.op_shared_read(at, "t", 5, 0.02)
+    assert count["reads"] > 0 and count["absent"] == count["torn"] == 0
+    data = whole.read_bytes()
+    for torn in (data[:-16], data[:-16] + b"%015d\n" % 2, b""):
+        whole.write_bytes(torn)
+        assert ops.op_shared_read(at, "t", 5, 0.02)["torn"] > 0
+    assert ops.op_shared_leave(at, "t", 5) == {"left": []} and os.listdir(at) == []
+
+
 def test_the_mount_that_holds_a_path(tmp_path):
     table = tmp_path / "mounts"
     table.write_text(

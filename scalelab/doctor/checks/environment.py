@@ -10,6 +10,8 @@ FIRST = ("python", "torch", "cuda", "nccl", "driver", "gpus", "code", "code chan
          "cpu capability", "cpu", "platform")  # fmt: skip
 # Ranks that differ in one of these do not understand one another, or train different things.
 FATAL = ("python", "torch", "cuda", "nccl", "code")
+# One kind of instance comes with several processors; what they compute is "cpu capability".
+SHOWN = ("cpu",)
 MISSING = "not there"
 
 # Why a setting matters where it is not obvious from its name.
@@ -29,7 +31,6 @@ WHY = {
     "NCCL_PROTO": "ranks must agree on it, or they hang",
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL adds collectives that the other ranks do not make",
     "gpus": "the slowest sets the pace, and nproc must suit every host",
-    "cpu": "the slowest sets the pace",
 }
 
 
@@ -54,11 +55,14 @@ def same_environment(seen: Seen):
     lines = table(rows, list(found))
     blamed: dict[str | None, list[str]] = {}
     for key, values in rows.items():
+        if key in SHOWN:
+            continue
         usual = Seen.majority(values)
         for name in [n for n, v in values.items() if v != usual] if usual else [None]:
             blamed.setdefault(name, []).append(key)
     for name, keys in blamed.items():
         yield _differs(name, keys, rows, hosts, lines)
+        lines = []  # once is enough
     for name, host in hosts.items():
         if name not in blamed and None not in blamed:
             yield ok(host, _summary(found[name]))
