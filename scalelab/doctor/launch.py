@@ -15,17 +15,18 @@ import textwrap
 
 from ..cluster import UsageError
 from .launch_commands import Reader
-from .launch_facts import Node, label, understand
+from .launch_facts import Node, label
 from .launch_judge import judge, ordered
 from .launch_script import find, judge_script
 from .launch_shell import known, shown
+from .launch_understand import understand
 from .source import Source
 
 ACCEPTED = (
     "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed, "
     "llamafactory-cli train, swift sft, or RANK=0 WORLD_SIZE=2 … python train.py"
 )
-MOST_TEXT = 1_000_000  # characters: launch lines, not logs
+MOST_TEXT = 300_000  # characters: launch lines, not logs
 MOST_LINES = 1000  # launch lines
 WORDS = {"fail": "FAIL", "warn": "warn", "skip": "not checked", "pass": "pass"}
 WIDTH = 100
@@ -44,7 +45,7 @@ def read(path: str) -> dict:
             size += len(line) + 1
             if size > MOST_TEXT:
                 raise UsageError(f"{source.name} is too large for launch lines: over "
-                                 f"{MOST_TEXT / 1e6:.0f} MB")  # fmt: skip
+                                 f"{MOST_TEXT // 1000} kB")  # fmt: skip
     finally:
         source.close()
     folder = "." if path == "-" else os.path.dirname(path) or "."

@@ -91,7 +91,7 @@ def _by_environment(node: Node) -> list[Finding]:
             default = "0 on every node" if right == "NODE_RANK" else "1"
             found.append(finding("variable", "fail", node, f"{node.program} does not read {wrong} "
                                   f"but {right}{extra}: without it, {default}",
-                                  f"{right}={shown(env[wrong])}"))  # fmt: skip
+                                  f"write {right}=… for {wrong}=…"))  # fmt: skip
     return found + _unexported(node, unset)
 
 

@@ -6,9 +6,9 @@ import re
 from collections import Counter
 
 from .launch_addresses import endpoints, identifiers
-from .launch_commands import base
 from .launch_env import interfaces, variables
 from .launch_facts import Finding, Node, finding, label, whole
+from .launch_programs import base
 from .launch_shell import UNKNOWN, known, shown
 
 ORDER = ("character", "quote", "line", "option", "variable", "nnodes", "node rank", "endpoint",
@@ -41,7 +41,7 @@ def ordered(found: list[Finding]) -> list[Finding]:
     """Worst first, then cause before consequence; what holds for several lines once."""
     merged: dict[tuple, Finding] = {}
     for f in found:
-        first = merged.setdefault((f["name"], f["status"], f["detail"]), dict(f))
+        first = merged.setdefault((f["name"], f["status"], f["detail"], f["fix"]), dict(f))
         names = first["node"].split(", ")
         names += [n for n in f["node"].split(", ") if n not in names]
         if len(", ".join(names)) < 60:

@@ -57,6 +57,9 @@ FLAGS_OF_TORCHRUN = {
 }  # fmt: skip
 
 
+MOST_WORDS = 1000  # of one line
+
+
 class Refused(Exception):
     """What the launcher's own parser would say."""
 
@@ -107,10 +110,10 @@ def parse(launcher: str, words: list[str]) -> tuple[dict, list[tuple[str, str, s
     """
     if launcher == "accelerate":
         return _accelerate(words), []
-    parser, problems, words = PARSERS[launcher], [], list(words)
+    parser, problems, words = PARSERS[launcher], [], list(words[:MOST_WORDS])
     names = [n for a in parser._actions for n in a.option_strings]
     program = {"launch": "torch.distributed.launch"}.get(launcher, launcher)
-    for _ in range(12):
+    for _ in range(6):  # problems of one line
         try:
             known, extra = parser.parse_known_args(words)
         except Refused as e:
@@ -138,7 +141,7 @@ def parse(launcher: str, words: list[str]) -> tuple[dict, list[tuple[str, str, s
                 return _best(parser, words), problems
             kind = "option"
             for part, check in (("node-rank", "node rank"), ("master-port", "endpoint")):
-                if part in str(e):
+                if str(e).startswith("argument") and part in str(e):
                     kind = check
             problems.append((kind, f"{text}; {program} refuses the line", "a whole number from 0"
                              if kind != "option" else f"see {program} --help"))  # fmt: skip

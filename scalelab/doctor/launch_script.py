@@ -16,6 +16,7 @@ from pathlib import Path
 from .launch_addresses import loopback, numeric
 from .launch_facts import TORCHRUN_LIKE, Finding, Node, finding, whole
 from .launch_listing import unsorted_listings
+from .launch_ranks import dotted, global_ranks, is_rank
 from .launch_shell import known, shown
 
 MOST_BYTES = 2_000_000
@@ -123,15 +124,15 @@ class _Script:
             pairs = []
             if isinstance(n, ast.Assign) and isinstance(n.value, ast.Constant):
                 for target in n.targets:
-                    if isinstance(target, ast.Subscript) and _dotted(target.value).endswith(
+                    if isinstance(target, ast.Subscript) and dotted(target.value).endswith(
                         "environ"
                     ):
                         pairs.append((target.slice, n.value))
-            elif isinstance(n, ast.Call) and _dotted(n.func).endswith("environ.update"):
+            elif isinstance(n, ast.Call) and dotted(n.func).endswith("environ.update"):
                 for arg in n.args:
                     if isinstance(arg, ast.Dict):
                         pairs += zip(arg.keys, arg.values)
-            elif isinstance(n, ast.Call) and _dotted(n.func).endswith("putenv"):
+            elif isinstance(n, ast.Call) and dotted(n.func).endswith("putenv"):
                 pairs += [tuple(n.args)] if len(n.args) == 2 else []
             for key, value in pairs:
                 if isinstance(key, ast.Constant) and isinstance(value, ast.Constant) and (
@@ -182,7 +183,7 @@ class _Script:
 
     def _init(self) -> None:
         for call in self.calls:
-            if not _dotted(call.func).endswith("init_process_group"):
+            if not dotted(call.func).endswith("init_process_group"):
                 continue
             given = {k.arg: k.value for k in call.keywords}
             for name, value in zip(("backend", "init_method"), call.args):
@@ -231,7 +232,7 @@ class _Script:
         return None
 
     def _options(self) -> list[ast.Call]:
-        return [c for c in self.calls if _dotted(c.func).endswith("add_argument")]
+        return [c for c in self.calls if dotted(c.func).endswith("add_argument")]
 
     # ---- which device
 
@@ -261,11 +262,11 @@ class _Script:
         """torch.cuda.set_device(rank) and the like with the global rank: fails from node 1 on."""
         if not self.several:
             return
-        names = self._global_ranks()
+        names = global_ranks(self.tree)
         for n in ast.walk(self.tree):
             used = None
             if isinstance(n, ast.Call):
-                called = _dotted(n.func)
+                called = dotted(n.func)
                 if called.endswith("cuda.set_device") and n.args:
                     used = n.args[0]
                 elif called.endswith("torch.device") and len(n.args) == 2:
@@ -284,39 +285,17 @@ class _Script:
             elif isinstance(n, ast.JoinedStr) and len(n.values) == 2:
                 if isinstance(n.values[0], ast.Constant) and n.values[0].value == "cuda:":
                     used = n.values[1].value
-            if used is not None and (_is_rank(used) or isinstance(used, ast.Name)
+            if used is not None and (is_rank(used) or isinstance(used, ast.Name)
                                      and used.id in names):  # fmt: skip
                 self.say("fail", n, f"the device is chosen by the global rank ({ast.unparse(used)}"
                          "): on the second node it is above the devices there",
                          "torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"]))")  # fmt: skip
                 return
 
-    def _global_ranks(self) -> set[str]:
-        """Names that hold the global rank wherever they are set."""
-        values: dict[str, list] = {}
-        for n in ast.walk(self.tree):
-            if isinstance(n, ast.Assign):
-                for target in n.targets:
-                    if isinstance(target, ast.Name):
-                        values.setdefault(target.id, []).append(n.value)
-                    elif isinstance(target, ast.Tuple):
-                        parts = n.value.elts if isinstance(n.value, ast.Tuple) else []
-                        for i, name in enumerate(target.elts):
-                            if isinstance(name, ast.Name):
-                                held = parts[i] if len(parts) == len(target.elts) else None
-                                values.setdefault(name.id, []).append(held)
-            elif isinstance(n, ast.arg):
-                values.setdefault(n.arg, []).append(None)
-            elif isinstance(n, (ast.For, ast.AugAssign, ast.NamedExpr)):
-                for name in ast.walk(n.target):
-                    if isinstance(name, ast.Name):
-                        values.setdefault(name.id, []).append(None)
-        return {k for k, v in values.items() if all(x is not None and _is_rank(x) for x in v)}
-
     # ---- is it distributed at all; is the order another each epoch
 
     def _no_init(self) -> None:
-        if any(_dotted(c.func).split(".")[-1] in ("init_process_group", "init_device_mesh")
+        if any(dotted(c.func).split(".")[-1] in ("init_process_group", "init_device_mesh")
                for c in self.calls):  # fmt: skip
             return
         if "init_process_group" in self.text or "__import__" in self.text:
@@ -340,7 +319,7 @@ class _Script:
                                                        "pytorch_lightning"}:  # fmt: skip
             return
         for call in self.calls:
-            if _dotted(call.func).split(".")[-1] != "DistributedSampler":
+            if dotted(call.func).split(".")[-1] != "DistributedSampler":
                 continue
             shuffle = next((k.value for k in call.keywords if k.arg == "shuffle"), None)
             if isinstance(shuffle, ast.Constant) and not shuffle.value:
@@ -364,26 +343,3 @@ class _Script:
                 if any(re.search(r"loader|\bdl\b|batches", ast.unparse(m.iter)) for m in inner):
                     return True
         return False
-
-
-def _dotted(node: ast.AST) -> str:
-    parts = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id if isinstance(node, ast.Name) else "?", *reversed(parts)])
-
-
-def _is_rank(node: ast.AST | None) -> bool:
-    """Whether an expression is the global rank itself."""
-    if isinstance(node, ast.Call):
-        called = _dotted(node.func)
-        if called == "int" and len(node.args) == 1:
-            return _is_rank(node.args[0])
-        if called.split(".")[-1] == "get_rank":
-            return not node.args and not node.keywords
-        if called.endswith(("environ.get", "getenv")) and node.args:
-            return isinstance(node.args[0], ast.Constant) and node.args[0].value == "RANK"
-    if isinstance(node, ast.Subscript) and _dotted(node.value).endswith("environ"):
-        return isinstance(node.slice, ast.Constant) and node.slice.value == "RANK"
-    return False
