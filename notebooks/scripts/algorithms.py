@@ -182,7 +182,6 @@ def main():
             if rank == 0:
                 print(json.dumps(line), flush=True)
     dist.barrier()
-    time.sleep(0.3)  # gloo's threads may still hold the last tensors
     dist.destroy_process_group()
 
 

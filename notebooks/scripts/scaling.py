@@ -6,6 +6,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # now: imported later, by DDP, it would keep the group for ever
 from torch.nn.parallel import DistributedDataParallel
 from train_one import GPT, clock
 
@@ -58,6 +59,7 @@ def main():
                  "compute": compute, "tokens": global_batch * SIZES.block_size / step}
         print(json.dumps(found), flush=True)
     dist.barrier()
+    ddp_model = None  # the last holder of the group: now gloo's threads end before Python does
     dist.destroy_process_group()
 
 

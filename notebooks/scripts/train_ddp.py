@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # now: imported later, by DDP, it would keep the group for ever
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn import functional as F
@@ -141,6 +142,7 @@ def main():
         loss = model(*windows(held_out, starts, args.block_size, device))
     if rank == 0:
         print(f"validation loss {loss.item():.4f}", flush=True)
+    del ddp_model  # the last holder of the group: now gloo's threads end before Python does
     dist.destroy_process_group()
     return model
 

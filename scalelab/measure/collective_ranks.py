@@ -215,7 +215,6 @@ def main():
             print(f"{row['bytes']:>13}{row['time_us']:>12.1f}{row['algbw']:>9.4f}"
                   f"{row['busbw']:>9.4f}{row['wrong']:>8}{row['spread']:>8.1%}", flush=True)
     dist.barrier()
-    time.sleep(0.3)  # gloo's threads may still hold the last tensors
     dist.destroy_process_group()
 
 
