@@ -56,7 +56,8 @@ def endpoints(nodes: list[Node], before: list[Finding]) -> list[Finding]:
         found += _on_localhost(said)
     remote = [n for n in said if not loopback(n.host)]
     found += _disagree(remote, used)
-    found += _not_the_head(remote)
+    if not any(f["name"] == "node rank" and f["status"] == "fail" for f in before):
+        found += _not_the_head(remote)
     return found
 
 

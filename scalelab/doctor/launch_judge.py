@@ -58,7 +58,7 @@ def _job(nodes: list[Node], before: list[Finding]) -> list[Finding]:
         unread = any(f["name"] == "variable" and f["status"] == "fail" and "RANK" in f["detail"]
                      for f in before)  # fmt: skip
         found += [] if unread else _ranks(nodes)
-    found += endpoints(nodes, before)
+    found += endpoints(nodes, before + found)
     found += identifiers(nodes)
     found += _nproc(nodes)
     if not any(f["name"] in ("node rank", "nnodes") and f["status"] == "fail" for f in found):

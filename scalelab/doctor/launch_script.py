@@ -7,6 +7,7 @@ decide, nothing is said.
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import stat
@@ -101,9 +102,52 @@ class _Script:
         self._no_init()
         self._sampler()
         for at, what in unsorted_listings(self.tree, self.parents):
+            if self._switched_off(at):
+                continue
             self.say("warn", at, f"{what} gives names in the order of each node's disk: ranks that "
                      "share them out by number take other files", f"sorted({what})")  # fmt: skip
         return self.found
+
+    def _switched_off(self, at: ast.AST) -> bool:
+        """Whether it is done only with an option that the lines do not give."""
+        if self._behind_option(at):
+            return True
+        while at in self.parents and not isinstance(at, ast.FunctionDef):
+            at = self.parents[at]
+        calls = [c for c in self.calls if dotted(c.func) == getattr(at, "name", None)]
+        return bool(calls) and all(self._behind_option(c) for c in calls)
+
+    def _behind_option(self, node: ast.AST) -> bool:
+        while node in self.parents:
+            child, node = node, self.parents[node]
+            if (
+                isinstance(node, ast.If)
+                and child in node.body
+                and isinstance(node.test, ast.Attribute)
+            ):
+                if node.test.attr in self._not_given:
+                    return True
+        return False
+
+    @functools.cached_property
+    def _not_given(self) -> set[str]:
+        """Options of the script without a default that no line gives."""
+        given = {w.partition("=")[0].lstrip("-") for n in self.nodes for w in n.args}
+        given = {g.replace("-", "_") for g in given}
+        if any(not known(w) for n in self.nodes for w in n.args):
+            return set()
+        out = set()
+        for call in self._options():
+            names = [str(a.value) for a in call.args if isinstance(a, ast.Constant)]
+            keywords = {k.arg: k.value for k in call.keywords}
+            default, action = keywords.get("default"), keywords.get("action")
+            off = default is None or isinstance(default, ast.Constant) and not default.value
+            switch = not isinstance(action, ast.Constant) or action.value == "store_true"
+            if names and names[0].startswith("-") and off and switch:
+                dests = {n.lstrip("-").replace("-", "_") for n in names}
+                if not dests & given:
+                    out |= dests
+        return out
 
     # ---- addresses and numbers written into it
 

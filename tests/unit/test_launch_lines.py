@@ -283,6 +283,11 @@ def test_two_faults_are_both_named_and_the_cause_first(tmp_path):
     assert names == ["node rank", "interface", "variable"]
 
 
+def test_a_consequence_is_not_named_beside_its_cause(tmp_path):
+    text = "node0: " + static(1) + "\nnode1: " + static(2)
+    assert [c["name"] for c in bad(launch.read_launch(text, str(tmp_path)))] == ["node rank"]
+
+
 def test_variables_of_one_node_are_not_the_other_s():
     text = "# node 0\nexport H=a\ntorchrun --master-addr=$H t.py\n# node 1\ntorchrun $H t.py"
     one, two = Reader().read(text)

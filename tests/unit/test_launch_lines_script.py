@@ -153,6 +153,15 @@ def test_one_node_may_say_localhost(tmp_path):
     assert len(judged(TWO, script, tmp_path)) == 2
 
 
+def test_what_an_option_switches_off_is_not_judged(tmp_path):
+    script = INIT + "p = argparse.ArgumentParser()\np.add_argument('--data')\n"
+    script += "def share(d):\n    return os.listdir(d)[::2]\nargs = p.parse_args()\n"
+    script += "if args.data:\n    mine = share(args.data)\n"
+    assert judged(TWO, script, tmp_path) == []
+    for given in (" --data d", " --data=d", " $MORE"):
+        assert "listdir" in judged(TWO + given, script, tmp_path)[0]["detail"]
+
+
 def test_the_script_is_never_run(tmp_path):
     judged(TWO, f"open({str(tmp_path / 'ran')!r}, 'w')", tmp_path)
     assert not (tmp_path / "ran").exists()
