@@ -111,10 +111,12 @@ class Agent:
 
     def op_matmul_start(self) -> None:
         """Begin to import torch, in a process of its own, while other things are looked at."""
+        path = [ROOT, os.environ.get("PYTHONPATH", "")]
         self.child = subprocess.Popen(
             [sys.executable, "-m", "scalelab.doctor.matmul"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ROOT},
+            env={**os.environ, "OMP_NUM_THREADS": "1",
+                 "PYTHONPATH": os.pathsep.join(filter(None, path))},
         )  # fmt: skip
 
     def op_matmul(self, timeout: float) -> dict:
@@ -124,7 +126,7 @@ class Agent:
         try:
             out, err = self.child.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            raise NotChecked(f"no result within {timeout:g} s") from None
+            raise NotChecked(f"no result within {timeout:.0f} s") from None
         if self.child.returncode:
             words = err.decode(errors="replace").strip().splitlines()
             return {"error": words[-1] if words else f"exit status {self.child.returncode}"}

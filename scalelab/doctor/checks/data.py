@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 
-from ..registry import Finding, Host, NotChecked, Seen, check, fail, ok, probe, skip
+from ..registry import Finding, Host, NotChecked, Seen, check, fail, ok, probe, skip, warn
 from ..shared_ops import PREFIX, bounded, problem, user
 from . import shared
 
@@ -257,10 +257,11 @@ def _other(where, path: str, a: tuple, b: tuple) -> Finding:
 
 def _order(where, path: str, a: tuple, b: tuple) -> Finding:
     (name, mine), (other, theirs) = a, b
-    return fail(where, f"{path}: the same files are listed in another order: {name} begins with "
+    # no more than a warning: a script that sorts is right on any file system
+    return warn(where, f"{path}: the same files are listed in another order: {name} begins with "
                 f"{', '.join(mine['first'])}; {other} with {', '.join(theirs['first'])}",
                 "sort what is listed, e.g. `files = sorted(os.listdir(path))`, before "
-                "`files[rank::world_size]`")  # fmt: skip
+                "`files[rank::world_size]`; this warning stays, unless all mount one directory")  # fmt: skip
 
 
 def _size(facts: dict) -> str:
