@@ -258,10 +258,13 @@ def _other(where, path: str, a: tuple, b: tuple) -> Finding:
 def _order(where, path: str, a: tuple, b: tuple) -> Finding:
     (name, mine), (other, theirs) = a, b
     # no more than a warning: a script that sorts is right on any file system
-    return warn(where, f"{path}: the same files are listed in another order: {name} begins with "
-                f"{', '.join(mine['first'])}; {other} with {', '.join(theirs['first'])}",
-                "sort what is listed, e.g. `files = sorted(os.listdir(path))`, before "
-                "`files[rank::world_size]`; this warning stays, unless all mount one directory")  # fmt: skip
+    return warn(
+        where,
+        f"{path}: the same files are listed in another order: {name} begins with "
+        f"{', '.join(mine['first'])}; {other} with {', '.join(theirs['first'])}",
+        "sort what is listed, e.g. `files = sorted(os.listdir(path))`, before "
+        "`files[rank::world_size]` (this warning stays unless all mount one directory)",
+    )
 
 
 def _size(facts: dict) -> str:
