@@ -242,7 +242,9 @@ class PitsPanel(PitsWork):
         view = self._view
         view.hosts = self._hosts()
         self._say(view.status)
-        self._place.value = f"<b>{escape(view.title)}</b><br><span>{escape(view.where)}</span>"
+        told = self._which.value == WHICH  # else the title is in the list of faults, above
+        title = f"<b>{escape(view.title)}</b><br>" if told else ""
+        self._place.value = f"{title}<span>{escape(view.where)}</span>"
         if len(self._screens.children) != len(view.screens):
             self._screens.children = [
                 w.HTML(layout=w.Layout(flex="1 1 0", min_width="0", margin="0 8px 0 0"))

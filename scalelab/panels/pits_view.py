@@ -149,7 +149,10 @@ def screen_html(screen: Screen) -> str:
     )
     said = screen.said[-SCROLL:]
     body = "\n".join(f"{at:6.1f} s  {text[:500]}" for at, text in said)
-    pre = "margin:0;white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.35;font-size:11px"
+    pre = (
+        "margin:0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;"
+        "line-height:1.35;font-size:11px"
+    )
     return (
         f"<div><b>{escape(screen.name)}</b> "
         f'<span style="color:{colour}">{escape(screen.state + screen.clock)}</span></div>'

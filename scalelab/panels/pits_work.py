@@ -102,8 +102,8 @@ class PitsWork(Panel):
         if view.broken:
             log["found"] = found
         else:
-            log["reads_well"] = found is None
-        meant = fault.named if view.broken else ""
+            log["finds_nothing_more"] = found is None
+        meant = fault.named if view.broken or fault.stays else ""
         named = found["name"] if found else ""
         if named != meant:
             raise RunFailed(

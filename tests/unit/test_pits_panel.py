@@ -471,7 +471,7 @@ def test_on_local_only_lines_are_read_and_there_is_no_run_button(labs, monkeypat
     assert "Run" not in names and "Doctor" in names
     found = panel.run()
     assert started == [("local", 2)] and "run" not in labs.log
-    assert found["found"]["name"] == "node rank" and found["reads_well"] is True
+    assert found["found"]["name"] == "node rank" and found["finds_nothing_more"] is True
     assert found["symptom"] is None and found["passes"] is None
 
 
@@ -574,5 +574,5 @@ def test_stop_on_real_hosts_leaves_nothing(real):
 def test_lines_are_read_on_a_real_local_cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("SCALELAB_HOME", str(tmp_path))
     found = PitsPanel(fault="two-nodes-zero", cluster="local").run()
-    assert found["found"]["name"] == "node rank" and found["reads_well"]
+    assert found["found"]["name"] == "node rank" and found["finds_nothing_more"]
     assert list(tmp_path.glob("drill-*")) == []
