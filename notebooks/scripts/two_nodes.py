@@ -66,7 +66,7 @@ def exchange():
 
 def read_data(directory):
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    files = os.listdir(directory)
+    files = sorted(os.listdir(directory))
     mine = files[rank::world_size]
     for name in mine:
         (directory / name).read_bytes()

@@ -142,13 +142,13 @@ class Lab:
         while self.held:
             self.held.pop().stop()
 
-    def script(self, old: str, new: str, name: str = "spoiled.py") -> None:
-        """Write the job with `old` replaced by `new` under another name. ValueError if `old` is
-        not there once."""
+    def script(self, old: str, new: str) -> None:
+        """Write the job with `old` replaced by `new`, as spoiled.py. ValueError unless `old` is
+        there once."""
         text = JOB.read_text()
         if text.count(old) != 1:
             raise ValueError(f"{JOB.name} has {text.count(old)} times: {old!r}")
-        (self.dir / name).write_text(text.replace(old, new))
+        (self.dir / "spoiled.py").write_text(text.replace(old, new))
 
     def close(self) -> None:
         try:

@@ -37,15 +37,14 @@ def _own_copy(lab: Lab, index: int, numbers) -> None:
                      f"head -c 1000 /dev/zero | tr '\\0' $i > part-$i.txt; done")  # fmt: skip
 
 
-def _two_copies(lab: Lab) -> None:
+def _two_orders(lab: Lab) -> None:
+    """Two copies filled in other orders, and a script that takes them as they are listed."""
     _own_copy(lab, 0, range(FILES))
     _own_copy(lab, 1, reversed(range(FILES)))
+    lab.script("sorted(os.listdir(directory))", "os.listdir(directory)")
 
 
 def _sort_in_script(lab: Lab) -> None:
-    lab.script(
-        "files = os.listdir(directory)", "files = sorted(os.listdir(directory))", name="sorted.py"
-    )
     lab.fixed = True
 
 
@@ -94,8 +93,8 @@ STORAGE = (
     Fault(
         id="listing-order", pit="storage", incidents=("DAT03",), stays=True,
         title="Both hosts have all files, but list them in another order",
-        inject=_two_copies, cure=_sort_in_script,
-        lines=lambda lab: torchrun(lab, job="sorted.py" if lab.fixed else JOB.name,
+        inject=_two_orders, cure=_sort_in_script,
+        lines=lambda lab: torchrun(lab, job=JOB.name if lab.fixed else "spoiled.py",
                                    args="--data data"),
         asks=_asks_data, symptom=_overlap, named="data",
     ),

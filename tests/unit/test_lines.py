@@ -36,9 +36,15 @@ def clusters():
         c.close()
 
 
-@pytest.fixture(params=["local", pytest.param("virtual", marks=needs_virtual)])
+both = pytest.mark.parametrize(
+    "hosts", ["local", pytest.param("virtual", marks=needs_virtual)], indirect=True
+)
+slow = pytest.mark.slow
+
+
+@pytest.fixture
 def hosts(request, clusters):
-    return clusters(request.param)
+    return clusters(getattr(request, "param", "local"))
 
 
 @pytest.fixture
@@ -59,6 +65,7 @@ def typed(hosts):
     assert all_gone(mark), "processes were left running"
 
 
+@both
 def test_what_each_line_prints_and_how_it_ends(typed, hosts):
     run = typed({0: "echo one; echo two >&2; exit 3", 1: "sleep 0.3; echo late"})
     assert run.wait(20)
@@ -82,6 +89,7 @@ def test_output_comes_while_the_line_runs(typed):
     assert not run.wait(0.1)
 
 
+@both
 def test_environment_is_the_notebooks(typed, hosts, tmp_path):
     line = "command -v torchrun; command -v python; echo $OMP_NUM_THREADS; pwd; echo $RANK; id -u"
     run = typed({0: line, 1: line}, cwd=str(tmp_path), env={"RANK": "7"})
@@ -99,6 +107,7 @@ def test_no_escapes_and_no_colours(typed):
     assert run.output(0).splitlines() == ["red x", "next", "third"]
 
 
+@slow
 def test_a_flood_is_kept_in_bounds(typed):
     run = typed({0: "seq 1 200000; head -c 20000000 /dev/zero | tr '\\0' y; echo; echo end"})
     assert run.wait(25)
@@ -114,6 +123,7 @@ def test_bytes_that_are_no_text(typed):
     assert run.wait(20) and run.output(0) == "a�bc"
 
 
+@both
 def test_stop_ends_what_a_line_started_in_a_session_of_its_own(typed, hosts):
     run = typed({0: WORKER + "echo up; wait", 1: WORKER + "trap '' TERM INT; echo up; sleep 300"})
     assert eventually(lambda: run.output(0) == run.output(1) == "up", 10)
@@ -125,6 +135,7 @@ def test_stop_ends_what_a_line_started_in_a_session_of_its_own(typed, hosts):
     run.stop()  # once more does nothing
 
 
+@both
 def test_such_a_session_would_outlive_a_plain_kill(hosts):
     """What the test above would miss if it could not see it."""
     mark = uuid.uuid4().hex
@@ -147,6 +158,7 @@ def test_a_line_that_ends_takes_its_background_with_it(typed):
     assert all_gone(run.mark)
 
 
+@slow
 def test_time_is_up(typed):
     run = typed({0: "sleep 300", 1: "echo fine"}, timeout=1)
     assert run.wait(10) and run.timed_out
@@ -160,6 +172,7 @@ def test_other_lines_on_the_host_go_on(typed):
     assert other.running and not run.running
 
 
+@both
 def test_it_is_a_context_manager(hosts):
     mark = uuid.uuid4().hex
     with pytest.raises(ZeroDivisionError):
@@ -169,6 +182,7 @@ def test_it_is_a_context_manager(hosts):
     assert all_gone(mark)
 
 
+@slow
 @needs_virtual
 def test_a_host_whose_plug_is_pulled(clusters):
     with cluster.start("virtual", nodes=2) as c, LinesRun(c, {0: "sleep 1", 1: "sleep 300"}) as run:
@@ -184,6 +198,7 @@ def test_a_cluster_that_is_closed_under_it():
         assert run.wait(10) and not run.running
 
 
+@slow
 @pytest.mark.parametrize("kind", ["local", pytest.param("virtual", marks=needs_virtual)])
 def test_ctrl_c(tmp_path, kind):
     mark = uuid.uuid4().hex
