@@ -272,3 +272,38 @@ def test_an_error_on_a_rank_ends_the_run_with_its_own_words(tmp_path):
     assert done.returncode == 1
     words = f"train_ddp.py: [Errno 2] No such file or directory: '{tmp_path}/nowhere.txt'"
     assert words in done.stderr.splitlines()
+
+
+ENDED = """
+import os, runpy, sys
+script, *sys.argv[1:] = sys.argv[1:]
+runpy.run_path(script, run_name="__main__")
+names = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
+print("threads of gloo:", sum("gloo" in name for name in names))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed on Linux only")
+@pytest.mark.parametrize(
+    ("spoil", "left"),
+    [
+        (("", ""), False),
+        (("import torch.distributed.nn ", "pass "), True),
+    ],
+    ids=["as it is", "without the import"],
+)
+def test_no_thread_of_gloo_outlives_the_group(tmp_path, spoil, left):
+    """One that does may abort the rank at its very end, once in some dozens of runs."""
+    source = DDP.read_text()
+    assert spoil[0] in source
+    script = tmp_path / "train.py"
+    script.write_text(source.replace(*spoil) if spoil[0] else source)
+    (tmp_path / "ended.py").write_text(ENDED)
+    done = python(*TORCHRUN, tmp_path / "ended.py", script, "--data", BOOKS, "--steps", 2,
+                  "--layers", 1, "--width", 16)
+    counts = [line.split()[-1] for line in done.stdout.splitlines() if "threads of gloo" in line]
+    if left:  # or the end of it was too much for the rank
+        assert done.returncode or counts != ["0", "0"], done.stdout
+    else:
+        assert counts == ["0", "0"], done.stdout + done.stderr
