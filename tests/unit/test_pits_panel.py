@@ -375,6 +375,16 @@ def test_an_error_is_one_line_and_ends_the_hosts(labs, step):
     assert panel.lab is None and not panel._break_button.disabled
 
 
+def test_hosts_that_are_half_broken_are_ended_after_a_single_press_too(panel, labs):
+    labs.fails = "inject"
+    press(panel, "break")
+    assert panel.lab is None and labs.made[0].closed and panel._view.failed
+    assert panel._view.drawn is None and panel._close_button.disabled
+    labs.fails = ""
+    press(panel, "break")
+    assert panel._view.broken and not panel._view.failed
+
+
 def test_a_fault_of_the_panel_itself_does_not_leave_it_running(labs, monkeypatch):
     monkeypatch.setattr(Lines, "stamped", lambda *_: 1 / 0)
     panel = PitsPanel(fault=FAULT)
