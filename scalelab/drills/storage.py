@@ -37,6 +37,12 @@ def _own_copy(lab: Lab, index: int, numbers) -> None:
                      f"head -c 1000 /dev/zero | tr '\\0' $i > part-$i.txt; done")  # fmt: skip
 
 
+def _two_sizes(lab: Lab) -> None:
+    """A copy for each host, as without shared storage; the second one broke off."""
+    _own_copy(lab, 0, range(FILES))
+    _own_copy(lab, 1, range(5))
+
+
 def _two_orders(lab: Lab) -> None:
     """Two copies filled in other orders, and a script that takes them as they are listed."""
     _own_copy(lab, 0, range(FILES))
@@ -86,7 +92,7 @@ STORAGE = (
     Fault(
         id="fewer-files", pit="storage",
         title="One host has fewer files than the other, and trains on less",
-        inject=lambda lab: _own_copy(lab, 1, range(5)),
+        inject=_two_sizes,
         cure=lambda lab: _own_copy(lab, 1, range(FILES)),
         lines=_data, asks=_asks_data, symptom=_fewer, named="data",
     ),
