@@ -14,10 +14,13 @@ from ..blame import blame
 from ..registry import NotChecked, Seen, check, fail, ok, skip
 
 OF_LINE, OF_PEERS = 0.4, 1 / 3  # of the link's rate, of the peers' median: less is slow
+OF_SHARED = 1 / 8  # the same of peers that share a processor: what each gets of it is chance
+LOSSY = 0.003  # part of the segments sent again from which on loss keeps the window small
 OF_WINDOW = 0.5  # of what is in flight, a round trip: as much, and the window is the limit
 ALL_PAIRS = 4  # hosts; of more, neighbours are measured
 CPU = 0.3  # part of the time that the sender computed: more, and the processor is the limit
-SHARE = 0.3  # part of the time that the network was the limit: less, and it says little of it
+SHARE = 0.7  # part of the time that the network was the limit; of a slow link it is all of it
+STEADY = 2  # a slow link gives the same each time; what a busy processor leaves is chance
 LATE = 0.1  # seconds that a side may come late without being called busy
 
 
@@ -50,7 +53,9 @@ def reference(seen: Seen) -> tuple[float, str] | None:
         return None
     # Each host's best: of three, one that is slow is an end of most pairs.
     usual = median(best.values())
-    return OF_PEERS * usual, f"usual here is {_rate(usual)}"
+    boots = [h.facts.get("identity", {}).get("value", {}).get("boot_id") for h in seen.hosts]
+    shared = len(set(boots)) < len(boots)
+    return (OF_SHARED if shared else OF_PEERS) * usual, f"usual here is {_rate(usual)}"
 
 
 def _verdict(send: dict, rtt: float, floor: float) -> str:
@@ -58,18 +63,23 @@ def _verdict(send: dict, rtt: float, floor: float) -> str:
     window = send["flight"] / max(1e-6, min(rtt, send["min_rtt"] or rtt))
     if send["alone"] >= floor or send["alone"] >= OF_WINDOW * window:
         return ""
+    if window < floor and send["retrans"] > LOSSY:
+        return ""  # the best of links carries no more of so small a window
     busy = send["cpu"] > CPU or send["share"] < SHARE or send["late"] > LATE
     return "busy" if busy else "slow"
 
 
 def verdicts(seen: Seen) -> dict[tuple[str, str], str]:
-    """By pair: "" for fast enough, "slow" (every measurement says so), "busy" (none can say)."""
+    """By pair: "" for fast enough, "slow" (at least two measurements agree on it and none is
+    against it), "busy" (that cannot be said)."""
     against = reference(seen)
     found = {}
     for pair, sends in _sends(seen).items() if against else []:
         rtt = seen.pairs[pair].get("ping", {}).get("rtt", 1.0)
-        each = {_verdict(s, rtt, against[0]) for s in sends}
-        found[pair] = "" if "" in each else "busy" if "busy" in each else "slow"
+        each = [_verdict(s, rtt, against[0]) for s in sends]
+        slow = [s["alone"] for s, verdict in zip(sends, each) if verdict == "slow"]
+        steady = slow and max(slow) <= STEADY * min(slow)
+        found[pair] = "" if "" in each else "slow" if steady and len(slow) > 1 else "busy"
     return found
 
 
