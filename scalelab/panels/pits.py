@@ -240,7 +240,8 @@ class PitsPanel(PitsWork):
     def _show(self) -> None:
         """Send the view to the browser."""
         view = self._view
-        view.hosts = self._hosts()
+        if self.lab or not view.screens:  # else they are ended, and drawn as they were
+            view.hosts = self._hosts()
         self._say(view.status)
         told = self._which.value == WHICH  # else the title is in the list of faults, above
         title = f"<b>{escape(view.title)}</b><br>" if told else ""

@@ -107,6 +107,7 @@ class View:
     found: dict | str | None = ""
     nothing: str = ""  # what to say where `found` is None
     table: str = ""
+    mended: str = ""  # how the job went in the end, once all is told
 
     @property
     def drawn(self) -> Hint | None:
@@ -131,12 +132,14 @@ def verdict_lines(view: View) -> list[tuple[str, str]]:
     """The doctor's first finding in words, each with its colour."""
     if view.found == "":
         return []
+    mended = [(view.mended, WELL)] if view.mended else []
     if view.found is None:
-        return [(f"Doctor: {view.nothing}", WELL if not view.broken else INK)]
+        lines = [(f"Doctor: {view.nothing}", INK if view.broken or view.mended else WELL)]
+        return lines + mended
     found = view.found
     where = f" ({found['node']})" if found["node"] else ""
     lines = [(f"Doctor: {found['name']}{where}: {found['detail']}", BROKEN)]
-    return lines + ([(f"fix: {found['fix']}", INK)] if found["fix"] else [])
+    return lines + ([(f"fix: {found['fix']}", INK)] if found["fix"] else []) + mended
 
 
 # The same in the page

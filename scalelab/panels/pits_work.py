@@ -61,6 +61,7 @@ class PitsWork(Panel):
         self.lab: drills.Lab | None = None  # the hosts, while they are up
         self._local = None  # the cluster of a lab that has no emulated hosts
         self._log: dict = {}  # what a whole STORY has found
+        self._table_then = ""  # the doctor's, in that story
 
     def _settings(self) -> Settings:
         return Settings(self._fault, self._plan)
@@ -100,7 +101,7 @@ class PitsWork(Panel):
             return
         found = view.found or None
         if view.broken:
-            log["found"] = found
+            log["found"], self._table_then = found, view.table
         else:
             log["finds_nothing_more"] = found is None
         meant = fault.named if view.broken or fault.stays else ""
@@ -200,8 +201,13 @@ class PitsWork(Panel):
         self._end_lab()
         if len(self._plan) == 1:
             self._blank(f"The hosts are ended. {self._before_words()}")
-        else:
-            self._tell("Done, and the hosts are ended.")
+        else:  # the whole story, for whoever sees only its end
+            view, log = self._view, self._log
+            view.symptom = f"Seen: {log['symptom']}" if log["symptom"] else ""
+            view.passed, view.found, view.table = False, log["found"], self._table_then
+            if log["passes"]:
+                view.mended = f"Mended: exit code 0 everywhere, {log['passes_seconds']:.0f} s."
+            self._tell("Done: broken, mended, and the hosts are ended.")
 
     def _job(self, fault: drills.Fault) -> None:
         """The job on the cluster as it is. RunFailed where it does what nobody expects."""
@@ -298,7 +304,7 @@ class PitsWork(Panel):
         view, lab = self._view, self.lab
         lines = sorted(lab.lines().items())
         view.screens = [drawing.Screen(lab.node(i).name, line) for i, line in lines]
-        view.symptom, view.passed, view.found, view.table = "", False, "", ""
+        view.symptom, view.passed, view.found, view.table, view.mended = "", False, "", "", ""
 
 
 def last_word(run) -> float:

@@ -254,6 +254,11 @@ def test_run_does_it_all_and_says_what_happened(labs, capfd):
     assert found["lines"]["node0"].endswith("--fixed=False")
     assert panel.lab is None and not panel.running and not panel._view.failed
     assert capfd.readouterr() == ("", ""), "run() prints nothing"
+    view = panel._view  # a picture of the end tells all of it
+    told = [view.symptom, *(text for text, _ in drawing.verdict_lines(view))]
+    for part, line in zip(("Seen: node1", "Doctor: data", "fix: copy", "Mended: exit"), told):
+        assert line.startswith(part)
+    assert len(told) == 4 and [host.addr for host in view.hosts] == ["10.77.0.1", "10.77.0.2"]
 
 
 def test_step_by_step_the_buttons_the_words_and_the_picture_follow(panel, labs):
