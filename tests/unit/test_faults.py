@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 from outside import ORDINARY, ROOT, cannot
@@ -275,3 +276,41 @@ def test_a_script_is_spoiled_in_one_place_only(tmp_path, monkeypatch):
                 lab.script(old, "")
         with pytest.raises(RuntimeError, match="node1"):
             lab.admin(1, "echo so >&2; exit 3")
+
+
+# Two at once
+
+
+TWO = [
+    ("name-is-loopback", "only-rendezvous-port"),
+    ("name-unknown", "data-on-one-host"),
+    ("wrong-interface", "slow-link"),
+    ("mtu-black-hole", "checkpoint-on-own-disk"),
+    ("rendezvous-port-closed", "small-shm"),
+    ("endpoint-alias", "another-setting"),
+    ("behind-a-bridge", "only-rendezvous-port"),
+    ("port-taken", "another-version"),
+]
+
+
+@needs_virtual
+@pytest.mark.slow
+@pytest.mark.parametrize(("one", "other"), TWO, ids=" and ".join)
+def test_two_faults_at_once_are_both_named(one, other):
+    faults = by_id(one), by_id(other)
+    for reason in filter(None, (f.unless() for f in faults)):
+        pytest.skip(reason)
+    settings, env = {}, {}
+    for fault in faults:
+        settings |= {k: v for k, v in fault.cluster.items() if k != "env"}
+        for index, variables in fault.cluster.get("env", {}).items():
+            env[index] = env.get(index, {}) | variables
+    with cluster.start("virtual", 2, env=env, **settings) as hosts, ExitStack() as stack:
+        labs = [stack.enter_context(bench.Lab(fault, cluster=hosts)) for fault in faults]
+        asks = {}
+        for lab in labs:
+            lab.inject()
+            asks |= lab.asks()
+        report = doctor.examine(hosts, **asks)
+    bad = [f.name for f in report.findings if f.status in ("fail", "warn")]
+    assert {f.named for f in faults} == set(bad), report.table()
