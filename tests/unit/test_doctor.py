@@ -141,7 +141,9 @@ def test_nothing_is_wrong_with_a_healthy_cluster(kind, nodes, tmp_path):
     said = {f.name for f in found.findings if f.status == "pass"}
     assert {"host", "shared directory", "data", "environment", "matmul"} <= said
     if nodes > 1:
-        assert {"connect", "mtu", "speed"} <= said
+        assert {"connect", "mtu"} <= said
+        # two hosts without a line rate have nothing to be compared with
+        assert nodes == 2 or "speed" in said
     assert os.listdir(tmp_path) == ["part-0.txt"]
     assert found.seconds < 20  # generous: the bound is measured in the benchmarks
 
@@ -376,10 +378,13 @@ def test_tasks_of_a_real_srun_meet(tmp_path):
         result = json.loads(done.stdout)  # one object: of the head, and of no other task
         assert result["passing"] == "node0,node1"
         assert {"connect", "speed"} <= {c["name"] for c in result["checks"]}
-        missing = real.sh(f"PYTHONPATH={ROOT} {srun} --shared /nowhere")
+        folder = tmp_path / "shared"
+        folder.mkdir()
+        hosts.node(1).set_dir(str(folder), "missing")
+        missing = real.sh(f"PYTHONPATH={ROOT} {srun} --shared {folder}")
         assert missing.returncode != 0
         assert missing.stdout.count("FAIL        shared directory") == 1
-        assert "--exclude=node0,node1" in missing.stderr
+        assert "--exclude=node1\n" in missing.stderr
 
 
 @slow
