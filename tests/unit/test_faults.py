@@ -173,7 +173,7 @@ def test_every_incident_that_belongs_here():
 
 def test_named_by_a_check_that_exists():
     from scalelab.doctor.checks import CHECKS
-    from scalelab.doctor.launch_judge import ORDER
+    from scalelab.doctor.launch.judge import ORDER
 
     for fault in FAULTS:
         names = ORDER if fault.by == "launch" else [c.name for c in CHECKS]

@@ -9,7 +9,7 @@ import pytest
 
 from scalelab.cluster import UsageError
 from scalelab.doctor import launch
-from scalelab.doctor.launch_commands import Reader
+from scalelab.doctor.launch.commands import Reader
 
 C10D = "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=node0:29400"
 

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from scalelab.doctor import launch
-from scalelab.doctor.launch_options import LAUNCH, PARSERS, TORCHRUN, Refused, parse
+from scalelab.doctor.launch.options import LAUNCH, PARSERS, TORCHRUN, Refused, parse
 
 TWO = "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=node0:29400 s.py"
 STATIC = "\n".join(f"torchrun --nnodes=2 --node-rank={i} --master-addr=10.0.0.1 "

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from .launch_facts import C10D_PORT, Finding, Node, finding, label, whole
-from .launch_shell import UNKNOWN, known, shown
+from .facts import C10D_PORT, Finding, Node, finding, label, whole
+from .shell import UNKNOWN, known, shown
 
 EPHEMERAL = range(32768, 61000)  # Linux: net.ipv4.ip_local_port_range unless set otherwise
 HOSTNAME = re.compile(r"[\w.:-]+$")

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .launch_options import FLAGS_OF_TORCHRUN, parse
-from .launch_programs import base
-from .launch_shell import UNKNOWN, Command, known, shown
+from .options import FLAGS_OF_TORCHRUN, parse
+from .programs import base
+from .shell import UNKNOWN, Command, known, shown
 
 C10D_PORT, STATIC_PORT = 29400, 29500
 TORCHRUN_LIKE = {"torchrun", "launch", "llamafactory", "swift", "accelerate"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from .launch_facts import READS, Finding, Node, finding, whole
-from .launch_shell import known, shown
-from .launch_variables import DEAD, OLD, RENDEZVOUS, STILL, meant
+from .facts import READS, Finding, Node, finding, whole
+from .shell import known, shown
+from .variables import DEAD, OLD, RENDEZVOUS, STILL, meant
 
 MOST = 60  # variables of one line looked at
 # what torchrun would have to be told by an option

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 
-from .launch_shell import UNKNOWN, shown
+from .shell import UNKNOWN, shown
 
 # torch 2.13: torch/distributed/run.py, get_args_parser. (names, takes a value, type)
 TORCHRUN = [

@@ -7,9 +7,9 @@ import functools
 import re
 from pathlib import Path
 
-from .launch_facts import Finding, Node, whole
-from .launch_ranks import dotted
-from .launch_shell import known, shown
+from .facts import Finding, Node, whole
+from .ranks import dotted
+from .shell import known, shown
 
 
 class Parsed:

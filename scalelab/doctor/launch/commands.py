@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .launch_programs import (
+from .programs import (
     ALL_NODES,
     BEFORE,
     SHELLS,
@@ -16,7 +16,7 @@ from .launch_programs import (
     own_words,
     pieces,
 )
-from .launch_shell import (
+from .shell import (
     ARRAY,
     ASSIGN,
     AT_PROMPT,

@@ -13,12 +13,12 @@ import stat
 import sys
 from pathlib import Path
 
-from .launch_addresses import loopback, numeric
-from .launch_facts import TORCHRUN_LIKE, Finding, Node, finding, whole
-from .launch_listing import unsorted_listings
-from .launch_parsed import Parsed
-from .launch_ranks import dotted, global_ranks, is_rank
-from .launch_shell import known, shown
+from .addresses import loopback, numeric
+from .facts import TORCHRUN_LIKE, Finding, Node, finding, whole
+from .listing import unsorted_listings
+from .parsed import Parsed
+from .ranks import dotted, global_ranks, is_rank
+from .shell import known, shown
 
 MOST_BYTES = 2_000_000
 # Packages that call init_process_group themselves, or do not need it

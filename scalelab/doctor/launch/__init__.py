@@ -3,9 +3,9 @@
     read("lines.txt")  ->  {"nodes": [{…} a line], "checks": [{"name", "status", "node", "detail",
                             "fix", "line"}, …]}
 
-Nothing is started and nothing is asked of a network. launch_shell finds the commands,
-launch_facts what each tells its launcher, launch_judge whether they fit one another, and
-launch_script reads the script that they start.
+Nothing is started and nothing is asked of a network. `shell` finds the commands,
+`facts` what each tells its launcher, `judge` whether they fit one another, and
+`script` reads the script that they start.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from __future__ import annotations
 import os
 import textwrap
 
-from ..cluster import UsageError
-from .launch_commands import Reader
-from .launch_facts import Node, label
-from .launch_judge import judge, ordered
-from .launch_script import find, judge_script
-from .launch_shell import known, shown
-from .launch_understand import understand
-from .source import Source
+from ...cluster import UsageError
+from ..source import Source
+from .commands import Reader
+from .facts import Node, label
+from .judge import judge, ordered
+from .script import find, judge_script
+from .shell import known, shown
+from .understand import understand
 
 ACCEPTED = (
     "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed, "

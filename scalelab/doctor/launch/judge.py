@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from .launch_addresses import endpoints, identifiers
-from .launch_env import interfaces, variables
-from .launch_facts import Finding, Node, finding, label, whole
-from .launch_programs import base
-from .launch_shell import UNKNOWN, known, shown
+from .addresses import endpoints, identifiers
+from .env import interfaces, variables
+from .facts import Finding, Node, finding, label, whole
+from .programs import base
+from .shell import UNKNOWN, known, shown
 
 ORDER = ("character", "quote", "line", "option", "variable", "nnodes", "node rank", "endpoint",
          "rdzv id", "nproc", "lines", "interface", "script", "arguments")  # fmt: skip

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 
-from .launch_facts import STATIC_PORT, Node, counts, split_endpoint, torchrun, whole
-from .launch_options import parse
-from .launch_programs import launcher
-from .launch_shell import Command, known, shown
+from .facts import STATIC_PORT, Node, counts, split_endpoint, torchrun, whole
+from .options import parse
+from .programs import launcher
+from .shell import Command, known, shown
 
 
 def understand(command: Command) -> Node:
