@@ -176,7 +176,7 @@ def test_the_rendezvous_port():
     fact(seen, 0, "rendezvous port", held=held)
     assert said(seen) == [("fail", "rendezvous port", "node0")]
     assert "77 (python old.py), started 2 hours ago" in wrong(seen)[0].detail
-    assert "kill 77" in wrong(seen)[0].fix and ":29401" in wrong(seen)[0].fix
+    assert "kill 77" in wrong(seen)[0].fix and "such as 29401" in wrong(seen)[0].fix
     fact(seen, 0, "rendezvous port", held={"pid": None, "why": "another user's process"})
     assert "another user's" in wrong(seen)[0].detail and "kill" not in wrong(seen)[0].fix
     fact(seen, 0, "rendezvous port", held=None, privileged=True)

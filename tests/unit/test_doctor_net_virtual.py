@@ -109,8 +109,8 @@ def test_rendezvous_port_taken_and_in_the_ephemeral_range(two):
         report = doctor.examine(two)
         assert said(report) == [("fail", "rendezvous port", "node0")]
         assert "import socket, time" in wrong(report)[0].detail
-        other = re.search(r"--rdzv-endpoint=(\S+:\d+)", wrong(report)[0].fix).group(1)
-        assert said(doctor.examine(two, endpoint=other)) == []
+        other = re.search(r"such as (\d+)", wrong(report)[0].fix).group(1)
+        assert said(doctor.examine(two, endpoint=f"node0:{other}")) == []
     finally:
         server.signal(9, group=True)
         for fd in (null, read, write):

@@ -159,7 +159,8 @@ def port_is_good(seen: Seen):
     top = head(seen)
     facts, port = seen.facts(top, "rendezvous port"), seen.endpoint[1]
     low, high = facts["range"]
-    other = f"another port on all nodes: --rdzv-endpoint={seen.endpoint[0]}:{facts['free']}"
+    other = (f"another port on all nodes, such as {facts['free']} (in --rdzv-endpoint, or "
+             "--master-port where the lines have that)")  # fmt: skip
     if facts["privileged"]:
         yield fail(top, f"port {port} is privileged: this user may not listen on it", other)
     elif facts["held"]:
