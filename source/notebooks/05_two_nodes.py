@@ -375,7 +375,7 @@ for when, text in {"broken": screen, "mended": mended}.items():
 # | same files, listed in another order | no error; some files are read twice, some never | `ls -U data \| md5sum` | `sorted(os.listdir(…))` |
 # | directory belongs to another uid | *Permission denied* on rank 0's machine, at the first checkpoint | `id -u; ls -ldn checkpoints` | the same uid on all machines |
 # | read-only mount | *Read-only file system*, also then | `touch checkpoints/x` | mount it rw |
-# | small `/dev/shm` (Docker: 64 MB) | *Bus error* in a DataLoader worker | `df -h /dev/shm` | `--shm-size` |
+# | small `/dev/shm` (Docker: 64 MB) | *Bus error* or *No space left on device* in a DataLoader worker | `df -h /dev/shm` | `--shm-size` |
 #
 # A shared directory is one way. Copies on each machine are as good for *data*, as long as they are equal: compare the
 # number of files, better a checksum of the list. Checkpoints need a place that every rank can read again.
@@ -432,9 +432,9 @@ for pair, screen in found["screens"].items():
 print("you said", my_firewall)
 
 # %% [markdown]
-# Read how far each has come. **A** has not joined: rank 0 has an error. (What else stands on node1 is the echo: the store
-# ended together with node0's agent.) **B** has not joined either, and both screens are silent. **C** has joined, a small
-# all-reduce passed, a large one does not. Now the commands:
+# Read how far each has come. **A** has not joined, and one rank has an error. (Which of the two is chance: one dials, the
+# other listens. What the other machine adds later is the echo, once the store or the partner is gone.) **B** has not joined
+# either, and both screens are silent. **C** has joined, a small all-reduce passed, a large one does not. Now the commands:
 
 # %% tags=["nbval-ignore-output"]
 for pair, told in found["told"].items():
@@ -442,9 +442,9 @@ for pair, told in found["told"].items():
 
 # %% [markdown]
 # **A: each machine's own name leads to 127.0.1.1.** Debian and Ubuntu install it so. gloo looks its own name up, and tells
-# the others the address that it finds. So rank 0 was told "rank 1 is at 127.0.1.1", and dialled *itself*. The traceback
-# stands on node0; the address in it is the one that node1 gave away. **The machine with the traceback need not be the
-# broken one**: read the address in the message, and ask whose it is.
+# the others the address that it finds. So one rank was told "I am at 127.0.1.1", dialled that, and reached *its own*
+# machine. The traceback stands on the machine that dialled; the address in it is the one that the *other* gave away. **The
+# machine with the traceback need not be the broken one**: read the address in the message, and ask whose it is.
 #
 # **B: one port is not enough.** `ping` passes, the store on 29500 is reached, and then `SYN-SENT`: node1 dials node0 at a
 # port that the kernel has picked, and no answer comes. Firewalls that *drop* make no error, only silence. Between the
@@ -489,7 +489,7 @@ for pair, screen in mended.items():
 # | also in this pit | what one sees first | the command | the cure |
 # |---|---|---|---|
 # | `GLOO_SOCKET_IFNAME=enp5s0` where it is eth0 | *Unable to find address for: enp5s0*, at once | `ip -br addr` | the name on *this* machine |
-# | the endpoint is an alias, of a second card say | nothing, a minute long, on *all* machines | `getent hosts ALIAS; hostname` | the name that `hostname` prints, or `--rdzv-conf=is_host=1` on node0 |
+# | the endpoint is an alias, of a second card say | nothing for about a minute, on *all* machines | `getent hosts ALIAS; hostname` | the name that `hostname` prints, or `--rdzv-conf=is_host=1` on node0 |
 # | rendezvous port closed | nothing | `ss -tn` on node1: `SYN-SENT` | open it |
 # | own name unknown | *Name or service not known* | `getent hosts $(hostname)` | a line in `/etc/hosts` |
 # | each machine publishes a container's address | *Connection refused* at 172.17.… | `getent hosts $(hostname)` | `--network=host` |
@@ -596,7 +596,7 @@ for pair in real("launch_mended", launch_mended):
 # %% [markdown]
 # Also in this pit: a port that another program holds (*EADDRINUSE* on node0; `ss -ltnp` says who), a port from the
 # kernel's own range (fails on some days only: take one below 32768), and an address in the script's
-# `init_process_group` (each machine dials itself).
+# `init_process_group` (each machine dials itself; `--launch` reads the script too, and says so).
 #
 # ### Pit 5: no checkpoint
 #
