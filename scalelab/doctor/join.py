@@ -12,11 +12,13 @@ import json
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
+from ..cluster import UsageError
 from .agent import Agent
 from .examine import AGENT, conclude, look
 from .registry import Host, Seen, fail, skip
@@ -24,6 +26,7 @@ from .remote import Remote
 from .report import Report
 
 HELLO = "scalelab doctor 1"  # both ends say it first: whatever else listens there does not
+HERE = {"here": True}  # the guest's answer to the head's hello: it is still waiting
 ALONE = "nobody to check it with"
 PATIENCE = 40.0  # seconds that a joined host waits for the examination, once all are there
 
@@ -43,10 +46,13 @@ def join(
 ) -> Report | dict:
     """Examine this machine and the `nodes` - 1 others that run this, meeting at `endpoint`.
 
-    timeout: seconds to wait for the others. head: whether this machine is the head (default: it
-    is if HOST is an address of its own). Returns the Report; on a machine that joined, what the
-    head sent of it: {"json": …, "table": …}. Never raises for a machine that does not come.
+    timeout: seconds to wait for the others, once this machine has looked at itself. head: whether
+    this machine is the head (default: it is if HOST is an address of its own). Returns the Report;
+    on a machine that joined, what the head sent of it: {"json": …, "table": …}. Never raises for a
+    machine that does not come. Raises UsageError for an IPv6 address.
     """
+    if ":" in endpoint[0]:  # else each machine would wait for a head that cannot listen
+        raise UsageError(f"--join {endpoint[0][:60]}: use a name or an IPv4 address")
     name = name or socket.gethostname()
     told = {"shared": shared, "data": data, "nproc": nproc, "line_rate": line_rate}
     began = time.monotonic()
@@ -138,9 +144,15 @@ def _seen(hosts: list[Host], endpoint: tuple[str, int], told: dict) -> Seen:
 
 def _as_head(listener, endpoint, nodes, name, deadline, timeout, told, began, progress) -> Report:
     own = Host(name, listener.getsockname()[0])
-    hosts, remotes, sockets = [own], {}, []
+    hosts, remotes, sockets = [own], {}, {}
     try:
-        while len(hosts) < nodes and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            for host in [h for h in hosts[1:] if remotes[h.name].gone]:  # somebody stopped it
+                hosts.remove(host)
+                remotes.pop(host.name).end()
+                sockets.pop(host.name).close()
+            if len(hosts) >= nodes:
+                break
             progress(
                 f"{len(hosts)} of {nodes} machines are here ({', '.join(h.name for h in hosts)})"
             )
@@ -154,7 +166,7 @@ def _as_head(listener, endpoint, nodes, name, deadline, timeout, told, began, pr
                 guest.close()  # no doctor
                 continue
             host = Host(_unused(said, hosts), addr)
-            sockets.append(guest)
+            sockets[host.name] = guest
             hosts.append(host)
             remotes[host.name] = Remote(host.name, guest.makefile("rb"), guest.makefile("wb"))
         listener.close()  # so that the rendezvous port is as free as it was
@@ -169,13 +181,14 @@ def _as_head(listener, endpoint, nodes, name, deadline, timeout, told, began, pr
         report = conclude(seen, (), time.monotonic() - began, "joined")
         for remote in remotes.values():
             remote.end(json=report.json(), table=report.table())
-        for guest in sockets:
-            _wait_for_end(guest)
+        until = time.monotonic() + 2
+        for guest in sockets.values():
+            _wait_for_end(guest, until)
         return report
     finally:
         for remote in remotes.values():
             remote.end()
-        for guest in sockets:
+        for guest in sockets.values():
             guest.close()
 
 
@@ -184,13 +197,18 @@ def _spread(hosts: list[Host]) -> bool:
 
 
 def _greet(guest: socket.socket) -> str | None:
-    """The name that a joining doctor gives, or None if it is none."""
+    """The name that a joining doctor gives, or None if it is none, or has given up waiting: one
+    that got no answer in time calls again, and must not be taken for two."""
     guest.settimeout(5)
     try:
         said = json.loads(_line(guest))
         guest.sendall(json.dumps({"hello": HELLO}).encode() + b"\n")
+        if said["hello"] != HELLO or json.loads(_line(guest)) != HERE:
+            return None
         guest.settimeout(None)
-        return str(said["name"])[:100] if said["hello"] == HELLO else None
+        # One that has stopped reading must not hold up the report to all others.
+        guest.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))
+        return str(said["name"])[:100]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -213,9 +231,9 @@ def _unused(name: str, hosts: list[Host]) -> str:
     )  # fmt: skip
 
 
-def _wait_for_end(guest: socket.socket) -> None:
+def _wait_for_end(guest: socket.socket, until: float) -> None:
     """The guest closes first: else the head's port would be held by what is left of this."""
-    guest.settimeout(2)
+    guest.settimeout(max(0.01, until - time.monotonic()))
     try:
         while guest.recv(4096):
             pass
@@ -234,6 +252,7 @@ def _as_guest(endpoint, name, deadline, timeout, alone, began, progress) -> Repo
             head.settimeout(5)
             if json.loads(_line(head))["hello"] != HELLO:
                 raise ValueError
+            head.sendall(json.dumps(HERE).encode() + b"\n")
         except (ValueError, KeyError, TypeError):
             head.close()
             return alone.report(began, f"what answers at {where} is not this doctor")

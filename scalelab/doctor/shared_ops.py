@@ -16,6 +16,7 @@ import re
 import stat
 import threading
 import time
+from contextlib import contextmanager
 
 PREFIX = ".scalelab-doctor-"  # of every file we make; then the token of one examination
 STALE = 600  # s after which a file of ours belongs to no living doctor
@@ -87,8 +88,12 @@ class SharedOps:
         self.silent: set[str] = set()  # paths that did not answer
         self.entered: set[tuple[str, str]] = set()
         self.locks: dict[tuple[str, str], int] = {}  # open files that hold a lock
+        self.making: dict[str, threading.Lock] = {}  # by path: held while a file is made there
+        self.left: set[tuple[str, str]] = set()
+        self.closed = False
 
     def close(self) -> None:
+        self.closed = True
         for path, token in list(self.entered):
             self._bounded(self._leave, path, token, 2)
 
@@ -131,6 +136,15 @@ class SharedOps:
         except OSError as e:
             return {"error": problem(e)}
 
+    @contextmanager
+    def _make(self, path: str, token: str):
+        """Around the making of a file: once this host has left, a request that is still at work
+        must make none, since nobody would take it away. Raises OSError."""
+        with self.making.setdefault(path, threading.Lock()):
+            if self.closed or (path, token) in self.left:
+                raise OSError(errno.ECANCELED, "the examination is over")
+            yield
+
     def _file(self, path: str, token: str, what: str) -> str:
         return os.path.join(path, f"{PREFIX}{token}-{what}")
 
@@ -154,7 +168,7 @@ class SharedOps:
         self.entered.add((path, token))
         mine = self._file(path, token, self.name)
         try:
-            with open(mine, "x") as f:
+            with self._make(path, token), open(mine, "x") as f:
                 f.write(token)
                 f.flush()
                 os.fsync(f.fileno())
@@ -186,8 +200,9 @@ class SharedOps:
                 poked = now
                 try:
                     poke = self._file(path, token, f"poke-{self.name}")
-                    os.close(os.open(poke, os.O_CREAT | os.O_WRONLY, 0o600))
-                    os.unlink(poke)
+                    with self._make(path, token):
+                        os.close(os.open(poke, os.O_CREAT | os.O_WRONLY, 0o600))
+                        os.unlink(poke)
                 except OSError:
                     pass
             time.sleep(0.1)
@@ -210,9 +225,10 @@ class SharedOps:
         part = self._file(path, token, "part")
         while True:
             number += 1
-            with open(part, "wb") as f:
-                f.write(b"%015d\n" % number * (BODY // 16))
-            os.replace(part, self._file(path, token, "whole"))
+            with self._make(path, token):
+                with open(part, "wb") as f:
+                    f.write(b"%015d\n" % number * (BODY // 16))
+                os.replace(part, self._file(path, token, "whole"))
             if time.monotonic() >= until:
                 return {"renames": number}
 
@@ -236,7 +252,8 @@ class SharedOps:
         return count
 
     def _lock(self, path: str, token: str) -> dict:
-        file = os.open(self._file(path, token, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        with self._make(path, token):
+            file = os.open(self._file(path, token, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
@@ -248,6 +265,8 @@ class SharedOps:
         return {"got": True}
 
     def _leave(self, path: str, token: str) -> dict:
+        with self.making.setdefault(path, threading.Lock()):
+            self.left.add((path, token))
         held = self.locks.pop((path, token), None)
         if held is not None:
             os.close(held)

@@ -17,7 +17,7 @@ from outside import ROOT, Call, all_gone, scalelab
 from scalelab import cluster, doctor
 from scalelab.cluster import UsageError
 from scalelab.doctor import Host, NotChecked, Seen, check, fail, ok, warn
-from scalelab.doctor.join import expand, join, slurm_task
+from scalelab.doctor.join import HELLO, HERE, expand, join, slurm_task
 from scalelab.doctor.registry import judge
 from scalelab.doctor.report import Report
 
@@ -207,6 +207,7 @@ def test_the_command_prints_one_object_and_exits_by_it(tmp_path):
         (["--nodes", "0"], "nodes 0"),
         (["--endpoint", "node0"], "use HOST:PORT"),
         (["--join", "node0:"], "use HOST:PORT"),
+        (["--join", "[fd00::1]:29400"], "use a name or an IPv4 address"),
         (["--nproc-per-node", "0"], "nproc-per-node"),
         (["--line-rate", "fast"], "fast"),
         (["--node-env", "7:A=b"], "nodes 0 to 1"),
@@ -271,8 +272,8 @@ def test_machines_meet_and_all_print_the_same(tmp_path):
 @needs_virtual
 def test_a_host_that_never_joins_is_said_and_the_others_are_examined():
     with cluster.start("virtual", 3) as hosts:
-        words = ["--join", "node0:29400", "--nodes", 3, "--timeout", 4]
-        ended = joined(hosts, {0: words, 2: words})
+        words = ["--join", "node0:29400", "--nodes", 3, "--timeout", 10]
+        ended = joined(hosts, {0: words, 2: words}, timeout=90)
     assert {code for code, _ in ended.values()} == {1}
     first = ended[0][1].splitlines()[0]
     assert first.startswith("FAIL") and "machine 3 of 3" in first
@@ -329,6 +330,35 @@ def test_a_stranger_that_connects_to_the_head_is_sent_away():
     head.join(40)
     stranger.close()
     assert "machine 2 of 2" in found[0].first.node
+
+
+@slow
+@pytest.mark.parametrize("lines", [1, 2])
+def test_a_doctor_that_left_before_it_began_is_not_counted(lines):
+    """Stopped while it waits (2 lines said), or given up before it was greeted (1): it comes
+    again, and is one machine, not two."""
+    port, found = free_port(), []
+    head = threading.Thread(
+        target=lambda: found.append(join(("127.0.0.1", port), 2, timeout=40)), daemon=True
+    )
+    head.start()
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            guest = socket.create_connection(("127.0.0.1", port), 1)
+            break
+        except OSError:
+            time.sleep(0.05)
+    guest.sendall(json.dumps({"hello": HELLO, "name": "gone"}).encode() + b"\n")
+    if lines == 2:
+        guest.settimeout(30)
+        guest.recv(1000)
+        guest.sendall(json.dumps(HERE).encode() + b"\n")
+    guest.close()
+    again = join(("127.0.0.1", port), 2, timeout=40, head=False, name="came again")
+    head.join(60)
+    assert "came again" in found[0].verdicts and "gone" not in found[0].verdicts, found[0].table()
+    assert not found[0].failed and again["json"] == found[0].json()
 
 
 @slow

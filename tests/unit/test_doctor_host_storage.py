@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -257,6 +258,36 @@ def test_an_agent_killed_midway_leaves_nothing(tmp_path):
     finally:
         agents.close()
     assert len(begun[0]) == 2  # there were files
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_request_that_outlives_the_examination_makes_no_file(tmp_path, monkeypatch):
+    """Ctrl-C, while a thread is about to write."""
+    ops, go, on = SharedOps({"name": "node0"}), threading.Event(), threading.Event()
+    really = os.statvfs
+
+    def slow(path):
+        on.set()
+        go.wait(20)
+        return really(path)
+
+    monkeypatch.setattr(os, "statvfs", slow)
+    late = threading.Thread(target=ops.op_shared_enter, args=(str(tmp_path), "t", 20))
+    late.start()
+    assert on.wait(20)
+    ops.close()
+    go.set()
+    late.join(20)
+    assert os.listdir(tmp_path) == []
+    for what in (ops.op_shared_lock, lambda *a: ops.op_shared_rename(*a, 0)):
+        what(str(tmp_path), "t", 5)
+        assert os.listdir(tmp_path) == []
+    ops = SharedOps({"name": "node0"})  # sent away from one directory, it works on in others
+    assert ops.op_shared_enter(str(tmp_path), "t", 5)["written"]
+    ops.op_shared_leave(str(tmp_path), "t", 5)
+    assert "error" in ops.op_shared_rename(str(tmp_path), "t", 5, 0)
+    assert ops.op_shared_enter(str(tmp_path), "u", 5)["written"]
+    ops.close()
     assert os.listdir(tmp_path) == []
 
 
