@@ -65,7 +65,7 @@ print(broken_cluster.job())
 
 # %% [markdown]
 # When you have seen enough of them, write down what you do as a function. Return the name of the host that had the fault (`"node1"`),
-# `"network"` where it lay between them, `None` where nothing is wrong.
+# `"all"` where every host had it, `"network"` where it lay between them, `None` where nothing is wrong.
 #
 # - The hosts have an MTU of 9000 (`cat /sys/class/net/eth0/mtu`), and that is well where the network carries it. Hosts can be set with
 #   `cluster.set_link(mtu=…)`.
@@ -76,8 +76,9 @@ print(broken_cluster.job())
 
 # %%
 def mend_names(cluster):
-    """Mend what is wrong; the name of the host that had it, "network", or None."""
+    """Mend what is wrong; the name of the host that had it, "all", "network", or None."""
     ### BEGIN SOLUTION
+    blamed = []
     for node in cluster.nodes:
         wrong = {}
         for other in cluster.nodes:
@@ -89,10 +90,12 @@ def mend_names(cluster):
             kept = [line for line in old if not set(line.split()[1:]) & set(wrong)]
             new = [f"{addr} {name}" for name, addr in wrong.items()]
             node.set_hosts("\n".join(kept + new) + "\n")
-            return node.name
-        if node.env.get("GLOO_SOCKET_IFNAME", "eth0") != "eth0":
+            blamed.append(node.name)
+        elif node.env.get("GLOO_SOCKET_IFNAME", "eth0") != "eth0":
             del node.env["GLOO_SOCKET_IFNAME"]
-            return node.name
+            blamed.append(node.name)
+    if blamed:
+        return "all" if len(blamed) == len(cluster.nodes) else blamed[0]
     first, second = cluster.nodes
     whole = 9000 - 28  # less the headers of IP and ICMP; may not be cut in pieces
     if first.sh(f"ping -c 1 -W 1 -M do -s {whole} {second.name}").returncode:

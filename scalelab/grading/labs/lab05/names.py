@@ -16,11 +16,14 @@ PORTS = (20011, 20012)  # for the transfers there and back
 # On a host, as a job there would find it: where names lead, and the address that gloo publishes.
 LOOK = """
 import fcntl, json, os, socket, struct, sys
-def addr(name):
+def addrs(name):
     try:
-        return socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+        return [f[4][0] for f in found]
     except OSError:
-        return None
+        return [None]
+def addr(name):
+    return addrs(name)[0]
 def of(nic, what):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         try:
@@ -33,6 +36,7 @@ published = (raw and socket.inet_ntoa(raw[20:24])) if nic else addr(socket.getho
 mtu = struct.unpack("i", of("eth0", 0x8921)[16:20])[0]
 print(json.dumps({"nic": nic, "published": published, "mtu": mtu,
                   "team": os.environ.get("TEAM_CACHE"),
+                  "all": {n: addrs(n) for n in sys.argv[1:]},
                   "names": {n: addr(n) for n in sys.argv[1:]}}))
 """
 # 200 KB from one host to the other, and a byte back
@@ -70,17 +74,21 @@ except TimeoutError:
 
 def settle(bed: Bed) -> None:
     bed.cluster.set_link(mtu=MTU, port_mtu=None)
+    if any(seen["mtu"] != MTU for seen in parts.ask_all(bed.cluster, LOOK).values()):
+        # A host's own `ip link set` is not known to the cluster, which sets what has changed.
+        bed.cluster.set_link(mtu=SMALL_MTU)
+        bed.cluster.set_link(mtu=MTU)
     for node in bed.cluster.nodes:
         node.set_hosts(hosts_text(bed))
         node.env.clear()
         node.env[TEAM] = CACHE
 
 
-def hosts_text(bed: Bed, first: str = "", **other: str | None) -> str:
-    """/etc/hosts, some names leading elsewhere or (None) nowhere, with a line of its own first."""
+def hosts_text(bed: Bed, **other: str | None) -> str:
+    """/etc/hosts, with some names leading elsewhere or (None) nowhere."""
     names = {n.name: n.addr for n in bed.cluster.nodes} | {STORAGE: STORAGE_ADDR} | other
     lines = [f"{addr} {name}" for name, addr in names.items() if addr]
-    return "\n".join(["127.0.0.1 localhost", *([first] if first else []), *lines]) + "\n"
+    return "\n".join(["127.0.0.1 localhost", *lines]) + "\n"
 
 
 def broken(bed: Bed) -> str:
@@ -88,6 +96,13 @@ def broken(bed: Bed) -> str:
     found = parts.ask_all(bed.cluster, LOOK, *(n.name for n in nodes))
     for node in nodes:
         seen = found[node.name]
+        for other in nodes:
+            led = set(seen["all"][other.name])
+            if len(led) > 1 and other.addr in led:
+                return (f"on {node.name} {other.name} still leads to "
+                        f"{', '.join(led - {other.addr})} beside {other.addr}: both lines are in "
+                        "/etc/hosts, and which one counts differs from program to "
+                        "program")  # fmt: skip
         nic, published = seen["nic"], seen["published"]
         if nic and published is None:
             return (f"GLOO_SOCKET_IFNAME={nic} still names an interface that {node.name} does not "
@@ -104,6 +119,8 @@ def broken(bed: Bed) -> str:
     for node in nodes:
         led = found[node.name]["names"][head.name]
         mine = node is head and str(led).startswith("127.")  # to itself, which is well for a head
+        if led is None:
+            return f"{node.name} still does not know the name {head.name}: no rendezvous"
         if led != head.addr and not mine:
             return (f"on {node.name} the name {head.name} still leads to {led}, where nobody "
                     "answers: no rendezvous")  # fmt: skip
@@ -149,7 +166,8 @@ def harm(bed: Bed, trouble: str) -> str:
 
 
 def _loopback(bed: Bed, k: int) -> None:
-    bed.cluster.node(k).set_hosts(hosts_text(bed, first=f"127.0.1.1 node{k}"))
+    for node in bed.cluster.nodes:
+        node.set_hosts(hosts_text(bed, **{node.name: "127.0.1.1"}))
 
 
 def _stale(bed: Bed, k: int) -> None:
@@ -160,26 +178,31 @@ def _unknown(bed: Bed, k: int) -> None:
     bed.cluster.node(k).set_hosts(hosts_text(bed, **{f"node{k}": None}))
 
 
-def _interface(nic: str):
-    def inject(bed: Bed, k: int) -> None:
-        bed.cluster.node(k).env["GLOO_SOCKET_IFNAME"] = nic
+def _no_such_nic(bed: Bed, k: int) -> None:
+    bed.cluster.node(k).env["GLOO_SOCKET_IFNAME"] = "enp5s0"
 
-    return inject
+
+def _lo(bed: Bed, k: int) -> None:
+    for node in bed.cluster.nodes:
+        node.env["GLOO_SOCKET_IFNAME"] = "lo"
 
 
 def _black_hole(bed: Bed, k: int) -> None:
     bed.cluster.set_link(k, port_mtu=SMALL_MTU)
 
 
+# Which of two ranks dials the other follows from their addresses and ports, so that one host which
+# publishes a loopback address harms every other time, and two of them always.
 FAMILY = Family(
     troubles=(
-        Trouble("loopback", "node{k}'s own name leads to 127.0.1.1 there", _loopback),
+        Trouble("loopback", "every host's own name leads to 127.0.1.1 there", _loopback,
+                hosts=(0,), culprit="all"),
         Trouble("unknown", "node{k} does not know its own name", _unknown),
         Trouble("stale", "node{k} has an old address of node0 in its /etc/hosts", _stale,
                 hosts=(1,)),
         Trouble("no such nic", "GLOO_SOCKET_IFNAME on node{k} names an interface of another "
-                "machine", _interface("enp5s0")),
-        Trouble("lo", "GLOO_SOCKET_IFNAME is lo on node{k}", _interface("lo")),
+                "machine", _no_such_nic),
+        Trouble("lo", "GLOO_SOCKET_IFNAME is lo on every host", _lo, hosts=(0,), culprit="all"),
         Trouble("mtu", f"a switch port carries {SMALL_MTU} and the hosts send {MTU}", _black_hole,
                 culprit="network"),
     ),
