@@ -24,9 +24,8 @@ def do_doctor(args: argparse.Namespace) -> int:
     runs.check_count("nproc-per-node", args.nproc_per_node)
     runs.check_timeout(args.timeout)
     line_rate = (parse_line_rate(args.line_rate) or 0) * 1e9 or None
-    endpoint = doctor.parse_endpoint(args.join or args.endpoint) if (
-        args.join or args.endpoint
-    ) else None  # fmt: skip
+    given = args.endpoint if args.join is None else args.join
+    endpoint = doctor.parse_endpoint(given) if given is not None else None
     settings = node_env(args.node_env, args.nodes)
     out = writable(args.out) if args.out is not None else None
     end_on_signals()

@@ -86,6 +86,10 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     """ "node0:29400" to ("node0", 29400). Raises UsageError."""
     host, colon, port = text.strip().rpartition(":")
     host = host.strip("[]")  # an IPv6 address
+    try:
+        host.encode("idna")  # as the resolver will
+    except UnicodeError:
+        host = ""
     if not (colon and host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise UsageError(f"endpoint {text[:100]!r}: use HOST:PORT, such as node0:29400")
     return host, int(port)

@@ -28,6 +28,7 @@ from .report import Report
 HELLO = "scalelab doctor 1"  # both ends say it first: whatever else listens there does not
 HERE = {"here": True}  # the guest's answer to the head's hello: it is still waiting
 ALONE = "nobody to check it with"
+MOST_NODES = 1024
 PATIENCE = 40.0  # seconds that a joined host waits for the examination, once all are there
 
 
@@ -49,10 +50,12 @@ def join(
     timeout: seconds to wait for the others, once this machine has looked at itself. head: whether
     this machine is the head (default: it is if HOST is an address of its own). Returns the Report;
     on a machine that joined, what the head sent of it: {"json": …, "table": …}. Never raises for a
-    machine that does not come. Raises UsageError for an IPv6 address.
+    machine that does not come. Raises UsageError for an IPv6 address, or `nodes` beyond 1024.
     """
     if ":" in endpoint[0]:  # else each machine would wait for a head that cannot listen
         raise UsageError(f"--join {endpoint[0][:60]}: use a name or an IPv4 address")
+    if not 1 <= nodes <= MOST_NODES:
+        raise UsageError(f"nodes {nodes}: use a whole number from 1 to {MOST_NODES}")
     name = name or socket.gethostname()
     told = {"shared": shared, "data": data, "nproc": nproc, "line_rate": line_rate}
     began = time.monotonic()
