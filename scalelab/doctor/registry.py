@@ -34,6 +34,7 @@ class Host:
     facts: dict[str, dict] = field(default_factory=dict)  # by probe: {"value"} or {"not_checked"}
     run: Callable | None = None  # runs a shell command there; None over a network
     missing: str = ""  # why it does not answer, if it does not
+    lost: str = ""  # why it did so no more at the end
 
     def sh(self, command: str, timeout: float = 5):
         """Run a shell command on this host, for checks of one's own: .stdout, .stderr and

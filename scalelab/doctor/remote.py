@@ -11,13 +11,16 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from .agent import LINE_BYTES
 from .registry import NotChecked
 
+SILENT = 6.0  # seconds without a word, beyond those that a very busy machine may take
+
 
 class Answer(Future):
     """What a request will be answered with, waited for until `until` (time.monotonic()) at most."""
 
-    def __init__(self, host: str, until: float) -> None:
+    def __init__(self, host: str, op: str, limit: float) -> None:
         super().__init__()
-        self.host, self.until = host, until
+        self.host, self.op, self.asked = host, op, time.monotonic()
+        self.until = self.asked + limit
 
     def result(self, timeout: float | None = None):
         """The answer. Raises NotChecked, with the reason, if there is none in time."""
@@ -37,11 +40,12 @@ class Remote:
         self.counter = 0
         self.waiting: dict[int, Answer] = {}
         self.gone = ""
+        self.heard = time.monotonic()  # when it last said anything
         threading.Thread(target=self._read, name=f"doctor-{name}", daemon=True).start()
 
     def ask(self, op: str, limit: float, **args) -> Answer:
         """Send a request; it is answered within `limit` seconds or not at all."""
-        answer = Answer(self.name, time.monotonic() + limit)
+        answer = Answer(self.name, op, limit)
         with self.lock:
             self.counter += 1
             request = {"id": self.counter, "op": op, "args": args}
@@ -62,6 +66,7 @@ class Remote:
         try:
             while line := self.lines.readline(LINE_BYTES):
                 reply = json.loads(line)
+                self.heard = time.monotonic()
                 with self.lock:
                     answer = self.waiting.pop(reply["id"], None)
                 if answer is None:
@@ -77,6 +82,19 @@ class Remote:
             left, self.waiting = list(self.waiting.values()), {}
         for answer in left:
             answer.set_exception(NotChecked(f"{self.name}: {self.gone}"))
+
+    def lost(self) -> str:
+        """Why this host is taken to be down or stopped, or "". A matrix product may take long."""
+        now = time.monotonic()
+        with self.lock:
+            waiting = [
+                now - a.asked for a in self.waiting.values()
+                if a.op != "matmul" and self.heard < a.asked and a.until < now
+            ]  # fmt: skip
+            gone = self.gone
+        if gone or max(waiting, default=0) > SILENT:
+            return gone or f"has answered nothing for {now - self.heard:.0f} s"
+        return ""
 
     def end(self, **said) -> None:
         """Send it off, with what it is to know at the end."""

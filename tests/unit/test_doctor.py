@@ -4,6 +4,7 @@ is tested beside it (test_doctor_net…, test_doctor_host…) and against real f
 import json
 import os
 import re
+import signal
 import socket
 import sys
 import tempfile
@@ -12,11 +13,11 @@ import time
 
 import pytest
 import slurm
-from outside import ROOT, Call, all_gone, scalelab
+from outside import MARK, ROOT, Call, all_gone, running, scalelab
 
 from scalelab import cluster, doctor
 from scalelab.cluster import UsageError
-from scalelab.doctor import Host, NotChecked, Seen, check, fail, ok, warn
+from scalelab.doctor import Host, NotChecked, Seen, check, fail, ok, remote, warn
 from scalelab.doctor.join import HELLO, HERE, expand, join, slurm_task
 from scalelab.doctor.registry import judge
 from scalelab.doctor.report import Report
@@ -170,6 +171,47 @@ def test_a_dead_host_is_named_and_the_others_are_examined():
     assert (found.first.name, found.first.node) == ("host", "node1")
     assert found.json()["failing"] == "node1"
     assert any(f.name == "connect" and f.status == "pass" for f in found.findings)
+
+
+@slow
+@pytest.mark.parametrize("sig", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_host_that_stops_midway_is_named(sig):
+    """Otherwise all of it would be "not checked", and the exit status 0."""
+    ended = []
+
+    def end(words):
+        for pid in running("node1's", MARK) if "pairs" in words else []:
+            os.kill(pid, sig)
+            ended.append(pid)
+
+    with cluster.start("local", 2, env={1: {MARK: "node1's"}}) as hosts:
+        began = time.monotonic()
+        found = doctor.examine(hosts, progress=end)
+        assert time.monotonic() - began < 20
+    assert ended
+    assert (found.first.name, found.first.node) == ("host", "node1"), found.table()
+    assert found.json()["failing"] == "node1"
+
+
+def test_silence_is_told_from_a_long_answer(monkeypatch):
+    monkeypatch.setattr(remote, "SILENT", 0.2)
+    answers, says = os.pipe()
+    reads, asks = os.pipe()
+    far = remote.Remote("far", os.fdopen(answers, "rb"), os.fdopen(asks, "wb"))
+    far.ask("matmul", 0.1)  # its product takes long …
+    time.sleep(0.3)
+    far.ask("listen", 9)
+    assert far.lost() == ""
+    far.ask("hush", 0.1)
+    time.sleep(0.3)
+    assert "has answered nothing" in far.lost()
+    os.write(says, b'{"id": 2, "result": {}}\n')  # … and it was there all the time
+    time.sleep(0.2)
+    assert far.lost() == ""
+    os.close(says)
+    time.sleep(0.2)
+    assert "gone" in far.lost()
+    os.close(reads)
 
 
 @slow

@@ -31,6 +31,11 @@ def answers(seen: Seen):
     for host in seen.missing:
         yield fail(host, f"does not answer: {host.missing}",
                    "start the doctor there, or leave this host out of the job")  # fmt: skip
+    for host in seen.hosts:
+        if host.lost:
+            yield fail(host, f"stopped answering while it was examined: {host.lost}",
+                       "see whether that machine is up, and its doctor was not stopped; then "
+                       "run this again")  # fmt: skip
     uids = {}
     for host in seen.hosts:
         try:
@@ -49,5 +54,5 @@ def answers(seen: Seen):
                 + ", ".join(f"{u} on {h}" for h, u in uids.items() if u != who["uid"]),
                 "run the job as one user everywhere: shared files belong to a uid",
             )
-        else:
+        elif not host.lost:
             yield ok(host, f"answers, as uid {who['uid']}")
