@@ -54,10 +54,11 @@ grading.check("05.1", lines)
 #
 # **Exercise 05.2** · ★★★★☆ · 35 minutes · target: six faults found and mended on the host that has them, nothing else changed, the job passes
 #
-# Each time you run the next cell there is another broken cluster of two nodes. One thing is wrong with it: a name, a variable, or
-# what the network carries. `broken_cluster.cluster.node(0).sh("cat /etc/hosts").stdout` runs a command there,
-# `node.set_hosts(text)` rewrites that file, `node.env` holds the variables that a job gets there, `doctor.examine(cluster).table()`
-# asks the doctor, and `broken_cluster.job()` types the launch lines again.
+# Each time you run the next cell there is another broken cluster of two nodes. The launch lines are right. One thing is wrong with the
+# cluster: a name, a variable, or what the network carries. `broken_cluster.cluster.node(0).sh("cat /etc/hosts").stdout` runs a command
+# there, `node.set_hosts(text)` rewrites that file, `node.name` and `node.addr` are the right name and address, `node.env` holds the
+# variables that a job gets there, `doctor.examine(cluster).table()` asks the doctor, and `broken_cluster.job()` types the launch lines
+# again.
 
 # %% tags=["nbval-ignore-output"]
 broken_cluster = broken("05.2")
@@ -67,8 +68,8 @@ print(broken_cluster.job())
 # When you have seen enough of them, write down what you do as a function. Return the name of the host that had the fault (`"node1"`),
 # `"all"` where every host had it, `"network"` where it lay between them, `None` where nothing is wrong.
 #
-# - The hosts have an MTU of 9000 (`cat /sys/class/net/eth0/mtu`), and that is well where the network carries it. Hosts can be set with
-#   `cluster.set_link(mtu=…)`.
+# - The hosts have an MTU of 9000 (`cat /sys/class/net/eth0/mtu`), and that is well where the network carries it.
+#   `cluster.set_link(mtu=…)` sets all hosts. Where it has to be less, make it as large as the network carries.
 # - Other people rely on what stands in `/etc/hosts` and in `node.env` beside: change what is wrong, and nothing else.
 #
 # The check puts in six faults one after another, on either host, and has a look at a healthy cluster too.
@@ -133,9 +134,9 @@ print(broken_cluster.job())
 # `"20000-20999"`), `peer` (an address), `direction` (in, which is the default, or out). Replies to what a host has begun itself pass anyway.
 #
 # Return the rules of one host. `rules` are those that it has, `head` says whether the rendezvous is on this host, at `port`; `peers` are
-# the addresses of the job's other hosts, and `low` and `high` the ends of `/proc/sys/net/ipv4/ip_local_port_range`, on every host.
-# What was open stays open; the rest opens for the job, and for nobody and nothing else. (An administrator who finds 28,000 ports too many
-# makes that range smaller. One of the check's jobs has such hosts.)
+# the addresses of the job's other hosts, and `low` and `high` the ends of `/proc/sys/net/ipv4/ip_local_port_range`, on every host. What was
+# open stays open. Beyond that open what the job needs on *this* host, to the job's other hosts, and nothing more. (An administrator who
+# finds 28,000 ports too many makes that range smaller. One of the check's jobs has such hosts.)
 #
 # The check sets your rules on each host of two jobs, knocks at ports from hosts of the job and from others, and then runs the
 # job.
@@ -165,7 +166,7 @@ grading.check("05.3", opening)
 #
 # Again another one each time. The job reads `datasets/books` and saves to `checkpoints`, both below `folder`, and both are meant to be
 # one directory that all hosts see. Not every fault raises an error: this job shares files out in the order in which a directory lists
-# them, and it is not yours to change.
+# them. The job is right as it is: mend the hosts. A healthy job reads eight files, each of them once.
 
 # %% tags=["nbval-ignore-output"]
 broken_cluster = broken("05.4")
@@ -175,8 +176,8 @@ print(broken_cluster.job())
 # `node.set_dir(str(path), "shared")` shows a directory on a host as the shared storage has it (as `mount -a` would). What the host had there of its
 # own is out of sight then. This notebook sees the shared storage too, so `os` and `shutil` can look at it and copy.
 #
-# Two more directories are there: `scratch`, of which each host has its own and is meant to, and `reference`, which is read-only and
-# is meant to be. Return the name of the host that had the fault, or `None`.
+# Every checkpoint that any host had must be there in the end. Two more directories are there: `scratch`, of which each host has its own and
+# is meant to, and `reference`, which is read-only and is meant to be. Return the name of the host that had the fault, or `None`.
 
 
 # %%
@@ -222,8 +223,9 @@ grading.check("05.4", mend_files)
 #     …                                   # or raise doctor.NotChecked(why)
 # ```
 #
-# `host.sh(command)` runs a command there; take `df -Pk FOLDER`, whose output is the same on every system. What cannot be known must
-# be *not checked*, and is never counted as good. `doctor.examine(cluster, checks=[check])` makes it a part of the doctor.
+# `host` is the host that is asked; `seen`, what the doctor's own probes found, is not needed here. `host.sh(command)` runs a command there
+# and gives `.stdout`, `.stderr` and `.returncode`; take `df -Pk FOLDER`, whose output is the same on every system. What cannot be known
+# must be *not checked*, and is never counted as good. `doctor.examine(cluster, checks=[check])` makes it a part of the doctor.
 
 
 # %%

@@ -32,7 +32,7 @@
 # 4. say which rank to believe, and find the cause with two commands on each machine;
 # 5. examine machines *before* a job with `scalelab doctor`, and launch lines before they are typed.
 #
-# **You need** lessons 02 (ranks) and 03 (DDP, `torchrun`). No GPU, no cluster, no root.
+# **You need** lessons 02 (ranks), 03 (DDP, `torchrun`) and 04 (MTU). No GPU, no cluster, no root.
 #
 # **Time** 75 minutes; the cells run for about two and a half. **Uses** 2 and 4 ranks, on a `virtual` or `local` cluster.
 # Broken machines can only be had where machines can be emulated: elsewhere a cell shows its recorded result and says so.
@@ -95,8 +95,9 @@ def screens(run, last=6):
 # %% [markdown]
 # ## 1. Four plain questions
 #
-# Both machines hold the same script, the same Python environment and the same data. On each of them somebody types a line.
-# There are two forms of it. Either says how many machines there are (`--nnodes`) and where they meet: on node0, at a port.
+# Both machines hold the same script, the same Python environment and the same data. On each of them somebody types a
+# line. There are two forms of it. Either says how many machines there are (`--nnodes`) and where they meet: on node0,
+# at a port. (`--rdzv-id` is a name for the job. Any word will do, if it is the same on all machines.)
 
 # %%
 script = "scripts/train_ddp.py --steps 20"
@@ -148,11 +149,12 @@ for title, screen in zip(titles, starts["screens"]):
 print("you said", my_first)
 
 # %% [markdown]
-# **Either.** Whoever is first waits.
+# **Either.** Whoever is first waits. (The seconds count from the typing: what `torchrun` takes to start is in them,
+# also in those of the third pair.)
 #
-# **What appears on each screen, and where do results land?** One line on node1, all the rest on node0. That is right
-# so: rank 0 prints the loss, and a machine without rank 0 stays quiet, for hours. What a rank *writes* lands on the disk
-# of the machine it runs on, so a checkpoint lies where rank 0 is.
+# **What appears on each screen, and where do results land?** One line on node1, all the rest on node0. That is as it
+# should be: rank 0 prints the loss, and a machine without rank 0 stays quiet, for hours. What a rank *writes* lands on
+# the disk of the machine it runs on, so a checkpoint lies where rank 0 is.
 #
 # **How long may it wait before something is wrong?** Torch's own patience, looked up in its code:
 
@@ -177,9 +179,10 @@ for what, seconds in waits.items():
     print(f"{what:38} {seconds:5} s")
 
 # %% [markdown]
-# So "either" has an edge. node0, which holds the endpoint, waits ten minutes for node1. node1 looks for node0 one minute
-# (once more, if node0 refuses the connection), and then gives up with the error of the third pair.
-# (`--rdzv-conf=read_timeout=300` gives it five.) NCCL's collectives wait 10 minutes in place of gloo's 30.
+# So "either" has an edge. With c10d, node0, which holds the endpoint, waits ten minutes for node1. node1 looks for
+# node0 one minute (once more, if node0 refuses the connection), and then gives up with the error of the third pair.
+# (`--rdzv-conf=read_timeout=300` gives it five.) In the static form both wait fifteen minutes. NCCL's collectives wait
+# 10 minutes in place of gloo's 30.
 #
 # Nobody should sit through these. A healthy start takes seconds, and you can measure yours:
 
@@ -259,14 +262,16 @@ for me in real("renamed", renamed):
 print("you said", my_rank_0)
 
 # %% [markdown]
-# c10d sorts the machines by name, as *text*, and "s10" comes before "s2". It does not read `--node-rank` at all, and the
-# endpoint's machine has no privilege but to hold the list. So look for rank 0 where the first line says that it is. If
-# you need to decide it, use the static form: there `--node-rank` *is* the group rank. It is not the rank, unless every
-# machine has one.
+# c10d sorts the machines by name, as *text*, and "s10" comes before "s2". It does not read `--node-rank` at all, and
+# the endpoint's machine has no privilege but to hold the list. (torchrun says that it ignores the number, where
+# that is not 0, in a line that is easily missed.) So look for rank 0 where the first line says that it is. If you need to
+# decide it, use the static form: there `--node-rank` *is* the group rank. It is not the rank, unless every machine has
+# one.
 #
 # After the rendezvous the ranks are on their own. They meet once more, at `MASTER_ADDR` and `MASTER_PORT` (with c10d a
-# free port of rank 0's machine), tell each other their addresses, and connect **in pairs, on ports that the kernel
-# picks**. Three rounds of meetings, on three kinds of ports. Keep that in mind for pit 2.
+# free port of rank 0's machine; in the static form the port of the line once more), tell each other their addresses,
+# and connect **in pairs, on ports that the kernel picks**. Three rounds of meetings: the agents, the ranks at one
+# place, the ranks in pairs. A port that is open for one need not be open for the next. Keep that in mind for pit 2.
 #
 # ## 3. Five pits
 #
@@ -339,10 +344,10 @@ print("\nyou said", my_files)
 
 # %% [markdown]
 # Two faults, and only the second one makes a noise. Rank 1 cannot read a checkpoint that rank 0 has just saved: believe
-# the rank whose traceback came **first**. (torchrun calls it *Root Cause, first observed failure*.) But the worse one is
-# silent: 6 files of 8 were read, and nobody would have known. And look at node0: its rank is *done*, and the
-# command does not return. It waits for the other machine, for 5 minutes. A screen that hangs after *done* means: look at
-# the other one.
+# the rank whose traceback came **first**. (Among the ranks of its own machine, torchrun calls it *Root Cause (first
+# observed failure)*.) But the worse one is silent: 6 files of 8 were read, and nobody would have known. And look at
+# node0: its rank is *done*, and the command does not return. It waits for the other machine, for 5 minutes. A screen
+# that hangs after *done* means: look at the other one.
 #
 # **The two commands that tell**, on each machine: count what the job reads; look for what the other one wrote.
 
@@ -432,23 +437,27 @@ for pair, screen in found["screens"].items():
 print("you said", my_firewall)
 
 # %% [markdown]
-# Read how far each has come. **A** has not joined, and one rank has an error. (Which of the two is chance: one dials, the
-# other listens. What the other machine adds later is the echo, once the store or the partner is gone.) **B** has not joined
-# either, and both screens are silent. **C** has joined, a small all-reduce passed, a large one does not. Now the commands:
+# Read how far each has come. **A** has not joined, and one rank has an error. (Which of the two is chance: one dials,
+# the other listens. What the other machine adds later is the echo, once the store or the partner is gone.) **B** has
+# not joined either, and both screens are silent. **C** has joined, a small all-reduce passed, a large one does not. In
+# B and C no rank has an error, so there is none to believe: how far they came is all there is to go by. Now the
+# commands:
 
 # %% tags=["nbval-ignore-output"]
 for pair, told in found["told"].items():
     print(f"pair {pair}\n{told}\n")
 
 # %% [markdown]
-# **A: each machine's own name leads to 127.0.1.1.** Debian and Ubuntu install it so. gloo looks its own name up, and tells
-# the others the address that it finds. So one rank was told "I am at 127.0.1.1", dialled that, and reached *its own*
-# machine. The traceback stands on the machine that dialled; the address in it is the one that the *other* gave away. **The
-# machine with the traceback need not be the broken one**: read the address in the message, and ask whose it is.
+# **A: each machine's own name leads to 127.0.1.1.** Debian and Ubuntu install it so. Addresses that begin with 127 are
+# *loopback*: on every machine they mean that machine itself. gloo looks its own name up, and tells the others the
+# address that it finds. So one rank was told "I am at 127.0.1.1", dialled that, and reached *its own* machine. The
+# traceback stands on the machine that dialled; the address in it is the one that the *other* gave away. **The machine
+# with the traceback need not be the broken one**: read the address in the message, and ask whose it is.
 #
-# **B: one port is not enough.** `ping` passes, the store on 29500 is reached, and then `SYN-SENT`: node1 dials node0 at a
-# port that the kernel has picked, and no answer comes. Firewalls that *drop* make no error, only silence. Between the
-# machines of a job all TCP ports must be open, or at least the range in `sysctl net.ipv4.ip_local_port_range`.
+# **B: one port is not enough.** `ping` passes, the store on 29500 is reached, and then `SYN-SENT`: node1 dials node0 at
+# a port that the kernel has picked, and no answer comes. Firewalls that *drop* make no error, only silence: it hangs.
+# Between the machines of a job all TCP ports must be open, or at least the rendezvous port, and the range that the
+# kernel picks from: `sysctl net.ipv4.ip_local_port_range`.
 #
 # **C: an MTU black hole.** Both machines send packets of up to 9,000 bytes, a switch between them carries 1,500. What is
 # small passes: ping, ssh, the rendezvous, a small all-reduce. `-M do` forbids to cut a packet up, and shows the limit.
@@ -489,7 +498,7 @@ for pair, screen in mended.items():
 # | also in this pit | what one sees first | the command | the cure |
 # |---|---|---|---|
 # | `GLOO_SOCKET_IFNAME=enp5s0` where it is eth0 | *Unable to find address for: enp5s0*, at once | `ip -br addr` | the name on *this* machine |
-# | the endpoint is an alias, of a second card say | nothing for about a minute, on *all* machines | `getent hosts ALIAS; hostname` | the name that `hostname` prints, or `--rdzv-conf=is_host=1` on node0 |
+# | the endpoint is an alias, of a second card say | nothing for a minute or two, on *all* machines | `getent hosts ALIAS; hostname` | the name that `hostname` prints, or `--rdzv-conf=is_host=1` on node0 |
 # | rendezvous port closed | nothing | `ss -tn` on node1: `SYN-SENT` | open it |
 # | own name unknown | *Name or service not known* | `getent hosts $(hostname)` | a line in `/etc/hosts` |
 # | each machine publishes a container's address | *Connection refused* at 172.17.… | `getent hosts $(hostname)` | `--network=host` |
@@ -517,10 +526,11 @@ for what, text in real("environment", environment).items():
     print(f"{what}\n{text}\n")
 
 # %% [markdown]
-# This is the friendly form: an error, on the machine that is behind. Here the one with the traceback *is* the odd one. The
-# unfriendly form has no error: another CPU, another setting, and the two machines compute slightly different numbers.
-# Lesson 06 is about that. The two commands: versions on each machine, `env | sort | md5sum` on each machine. The cure: one
-# image, or one lock file, for all.
+# This is the friendly form: an error, on the machine that is behind. Here the one with the traceback *is* the odd one.
+# The unfriendly form has no error: another CPU, another setting, and the two machines compute slightly different
+# numbers. Lesson 06 is about that. The two commands: versions on each machine, and for the settings
+# `env | grep -E 'NCCL|GLOO|OMP|CUDA' | sort`. (The whole of `env` may well differ between healthy machines: their names
+# are often in it.) The cure: one image, or one lock file, for all.
 #
 # ### Pit 4: launch lines
 #
@@ -552,11 +562,13 @@ for job in silent:
 print("you said", my_screens)
 
 # %% [markdown]
-# **Two heads.** `ss -ltn` shows who listens: the rendezvous port must be open on *one* machine. Here both have opened a
-# store of their own, and each waits for somebody to come: ten minutes, fifteen in the static form. No rank exists yet, so
-# there is none to believe. In the second pair the only word said is the true one: c10d does not read `--master-addr`.
+# **Two heads.** `ss -ltn` shows who listens: the rendezvous port must be open on *one* machine. Here both have opened
+# it, and each waits for the other: in the first pair for a number 1, which nobody is, for fifteen minutes; in the
+# second, at its own localhost, for ten. No rank exists yet, so there is none to believe. In the second pair the only
+# word said is the true one: c10d does not read `--master-addr`.
 #
-# Lines can be read before they are typed. `scalelab doctor --launch FILE` needs the lines of all machines, nothing else:
+# The other command reads the lines, side by side and before they are typed. `scalelab doctor --launch FILE` needs the
+# lines of all machines, nothing else:
 
 # %%
 import subprocess
@@ -622,8 +634,11 @@ without, saved = real("power_cut", power_cut)
 print("without a checkpoint:", *without, "with one:", *saved, sep="\n    ")
 
 # %% [markdown]
-# Nothing went wrong that an error would tell. Twelve steps are simply gone, and in a job of two weeks that is days. How
-# often to save, and how to resume exactly, is lesson 07.
+# No error tells that steps are missing. Twelve of them are simply gone, and a job of two weeks can lose days in this
+# way. All ranks were lost at once, so none knows more than another: believe the first step that rank 0 names after the
+# restart. **The two commands**, to be typed *before* anything fails: `ls -l checkpoints` (is there one, and how old is
+# it?), and the same on the other machine (does it see that one too? see pit 1). The cure: save, where every rank can
+# read it again. How often, and how to resume exactly, is lesson 07.
 #
 # ## 4. Examine first
 #
@@ -684,10 +699,12 @@ panel
 # |---|---|
 # | `node.sh("ss -ltn")` | `ssh node1 ss -ltn`, or `srun -w node1 ss -ltn` |
 # | the firewall of B | the cloud's *security group*: allow all TCP from the group to itself |
-# | `GLOO_SOCKET_IFNAME` | also `NCCL_SOCKET_IFNAME`, for NCCL's first contact and its sockets; RDMA cards are `NCCL_IB_HCA`. A prefix (`eth`) or exclusion (`^lo,docker`) fits machines whose cards have different names |
+# | `GLOO_SOCKET_IFNAME` | also `NCCL_SOCKET_IFNAME`, for NCCL's first contact and its sockets; RDMA cards are `NCCL_IB_HCA`. NCCL also takes a prefix (`eth`) or an exclusion (`^lo,docker`), for machines whose cards have different names; gloo takes a whole name only |
 # | names in `/etc/hosts` | the same; or DNS, and `hostname` must be the name in it |
-# | MTU of C | equal on every card, bond and switch port; 9000 everywhere or 1500 everywhere |
+# | MTU of C | equal on every card, bond and switch port; 9000 everywhere or 1500 everywhere. 9000 is right where `ping -M do -s 8972` passes (28 bytes are headers) |
 # | the shared directory | NFS: the server *exports*, the others *mount* (never the server its own export); the same uid; `root_squash` makes root nobody |
+# | versions and settings of pit 3 | one container image for all, by its digest; `srun --ntasks-per-node=1 python -V`, and the same for `env` and packages |
+# | `--save checkpoints/last.pt` | a path on the shared storage, or copied to all machines before the job begins again |
 # | containers | `--network=host --ipc=host`, or `--shm-size` |
 # | gloo is silent | NCCL is silent 10 minutes, then *Watchdog caught collective operation timeout* on the ranks that waited. The culprit is one that does not say it. `NCCL_DEBUG=INFO` shows the addresses (lesson 04) |
 #
@@ -699,12 +716,13 @@ panel
 #     --rdzv-backend=c10d --rdzv-endpoint=$head:29400 --rdzv-id=$SLURM_JOB_ID train.py
 # ```
 #
-# `--rdzv-id` keeps two jobs apart that meet at one endpoint. Slurm's own `RANK`-like variables are not torchrun's: see
-# `--launch`.
+# `--rdzv-id` keeps two jobs apart that meet at one endpoint. Slurm counts its tasks too (`SLURM_PROCID`), and here a
+# task is an agent, not a rank. Other launchers take variables in place of options (`NODE_RANK`, `MASTER_ADDR`):
+# `doctor --launch` reads those as well.
 #
 # ## Summary
 #
-# - The same line on every machine, in any order, within a minute. Only rank 0 talks.
+# - With c10d: the same line on every machine, in any order, within a minute. Only rank 0 talks.
 # - From one machine to two, what was hard-coded goes. c10d sorts machines by name; `--node-rank` is for the static form.
 # - A healthy start takes seconds. Torch waits a minute to hours: do not wait with it.
 # - First question: how far has each rank come? Second: who failed first? Third: whose address is in the message?
