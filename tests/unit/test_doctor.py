@@ -478,3 +478,19 @@ def test_tasks_of_an_srun_that_cannot_meet_say_so():
         assert ended[1][0] == 1 and "met no other machine" in ended[1][1]
         env[1]["SLURM_LOCALID"] = "1"  # its node's second task has nothing to do
         assert joined(hosts, {1: []}, env=env)[1] == (0, "")
+
+
+# ── who ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_another_user_on_one_host_fails_there():
+    from scalelab.doctor.checks.host import answers
+
+    seen = three()
+    for host, uid in zip(seen.hosts, (1000, 1000, 1001), strict=True):
+        host.facts["identity"] = {"value": {"uid": uid, "user": f"u{uid}"}}
+    found = report([answers], seen)
+    assert (found.first.status, found.first.node) == ("fail", "node2")
+    assert "1001 (u1001)" in found.first.detail and "one user" in found.first.fix
+    seen.hosts[2].facts["identity"]["value"]["uid"] = 1000
+    assert report([answers], seen).ok

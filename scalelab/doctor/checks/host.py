@@ -6,7 +6,7 @@ import os
 import pwd
 import socket
 
-from ..registry import NotChecked, Seen, check, fail, ok, probe, warn
+from ..registry import NotChecked, Seen, check, fail, ok, probe
 
 
 @probe("identity")
@@ -48,7 +48,7 @@ def answers(seen: Seen):
         odd = len(set(uids.values())) > 1 and (usual is None or who["uid"] != usual)
         if odd:
             name = f" ({who['user']})" if who["user"] else ""
-            yield warn(
+            yield fail(
                 host,
                 f"runs as uid {who['uid']}{name}, others as "
                 + ", ".join(f"{u} on {h}" for h, u in uids.items() if u != who["uid"]),

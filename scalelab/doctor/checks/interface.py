@@ -7,7 +7,7 @@ import os
 from .. import addresses
 from ..addresses import is_loopback, lan_address, lan_nic, nccl_choice, nic_of, nics, published
 from ..nics import interfaces
-from ..registry import Host, NotChecked, Seen, check, fail, ok, probe
+from ..registry import Host, NotChecked, Seen, check, fail, ok, probe, skip
 
 
 @probe("interface")
@@ -44,7 +44,10 @@ def chosen(host: Host, seen: Seen):
         nccl = ", ".join(n["name"] for n in theirs) or "none"
         nic = nic_of(address, host, seen)
         gloo = f"{nic['name'] if nic else 'loopback'} {address or ''} ({how})"
-        yield ok(host, f"gloo: {gloo}; NCCL: {nccl}")
+        if seen.separate and (not address or is_loopback(address)):
+            yield skip(host, f"gloo takes loopback: see own name; NCCL: {nccl}")
+        else:
+            yield ok(host, f"gloo: {gloo}; NCCL: {nccl}")
 
 
 def _gloo(wanted: str, found: list[dict], seen: Seen):
