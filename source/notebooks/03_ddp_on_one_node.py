@@ -112,7 +112,8 @@ show_diff("train_one.py", "spawn_ddp.py")
 # 4. **Write** on one rank only, and leave the group at the end.
 #
 # The loss, the backward call, the optimizer and the learning rate stay as they are. (The two lines with `t3` only
-# measure time.)
+# measure time. `import torch.distributed.nn` and `del ddp_model` let gloo's threads end before Python does; without them a
+# rank aborts now and then, when its work is done.)
 #
 # `mp.spawn` starts the ranks from Python itself. It works, on one machine:
 
