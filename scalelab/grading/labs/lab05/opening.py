@@ -215,7 +215,9 @@ def _why_shut(case: Case, i: int, port: int, rules, new, addr: str) -> str:
         return "it is open to some of the peers; each of them needs it"
     if port == case.port:
         return "the rendezvous is on this host, and nobody reaches it"
-    if any(_holds(r, case.port) for r in new if r.get("action") == "accept"):
+    accepts = [r for r in new if r.get("action") == "accept"]
+    part = any(_holds(r, p) for r in accepts for p in range(case.low, case.high + 1))
+    if any(_holds(r, case.port) for r in accepts) and not part:
         return ("the rendezvous port alone is not enough: the ranks then connect to each other, on "
                 f"ports that the kernel chooses, {case.low} to {case.high}")  # fmt: skip
     return f"the ranks listen on ports that the kernel chooses, all of {case.low} to {case.high}"
