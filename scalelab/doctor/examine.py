@@ -30,6 +30,7 @@ def examine(
     nproc: int = 1,
     line_rate: float | None = None,
     checks: Iterable[Check] = (),
+    without: Iterable[str] = (),
     node_env: dict[int, dict[str, str]] | None = None,
     progress: Callable[[str], None] = lambda words: None,
 ) -> Report:
@@ -39,9 +40,10 @@ def examine(
     data: directories that every host must see alike. nproc: ranks a host. line_rate: bytes/s that
     a host's link is meant to carry one way (default: what the cluster was started with). node_env:
     the job's variables on one host, by its index. checks: your own, beside all of ScaleLab's.
+    without: names of checks to leave out, such as "matmul", which imports torch on every host.
     progress: told in a few words what is going on. Raises UsageError for an endpoint that is none.
     """
-    head = cluster.nodes[0]
+    head, without = cluster.nodes[0], frozenset(without)
     where = parse_endpoint(endpoint) if endpoint else (
         head.name if cluster.kind == "virtual" else head.addr, PORT
     )  # fmt: skip
@@ -62,18 +64,20 @@ def examine(
             endpoint=where, line_rate=line_rate, nproc=nproc,
             shared=[os.path.abspath(p) for p in shared], data=[os.path.abspath(p) for p in data],
         )  # fmt: skip
-        look(seen, remotes, one_at_a_time=True, progress=progress)
+        look(seen, remotes, one_at_a_time=True, progress=progress, without=without)
     finally:
         for remote in remotes.values():
             remote.end()
-    return conclude(seen, checks, time.monotonic() - began, cluster.kind)
+    return conclude(seen, checks, time.monotonic() - began, cluster.kind, without)
 
 
-def conclude(seen: Seen, checks: Iterable[Check], seconds: float, kind: str) -> Report:
+def conclude(
+    seen: Seen, checks: Iterable[Check], seconds: float, kind: str, without: Iterable[str] = ()
+) -> Report:
     """Judge what was seen."""
     from .checks import CHECKS
 
-    findings = judge([*CHECKS, *checks], seen)
+    findings = judge([c for c in (*CHECKS, *checks) if c.name not in without], seen)
     for words in seen.broken:
         lost = skip(None, f"a part of the examination itself failed: {words}")
         lost.name = "doctor"
@@ -141,6 +145,7 @@ def look(
     *,
     one_at_a_time: bool,
     progress: Callable[[str], None],
+    without: Iterable[str] = (),
 ) -> None:
     """Ask the agents everything, and fill `seen` with the answers. Never raises for a host that
     does not answer: it moves to `seen.missing`, or its facts say why they are not there."""
@@ -169,7 +174,8 @@ def look(
             except NotChecked as e:
                 host.facts[name + suffix] = {"not_checked": str(e)}
 
-    for host in seen.hosts:
+    products = seen.hosts if "matmul" not in without else []
+    for host in products:
         ask(host, "matmul_start")
     wanted = list(dict.fromkeys(n for c in CHECKS for n in c.needs if n in PROBES))
     probes(["identity", *(n for n in wanted if n != "identity")])
@@ -187,10 +193,10 @@ def look(
         )  # fmt: skip
     if seen.shared:
         storage.join(max(0.0, until - time.monotonic()))
-    progress("waiting for a small matrix product on every host")
+    if products:
+        progress("waiting for a small matrix product on every host")
     limit = max(0.5, until - 1 - time.monotonic())
-    products = [(h, ask(h, "matmul", timeout=limit)) for h in seen.hosts]
-    for host, answer in products:
+    for host, answer in [(h, ask(h, "matmul", timeout=limit)) for h in products]:
         try:
             host.facts["matmul"] = {"value": answer.result()}
         except NotChecked as e:

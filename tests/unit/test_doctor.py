@@ -494,3 +494,12 @@ def test_another_user_on_one_host_fails_there():
     assert "1001 (u1001)" in found.first.detail and "one user" in found.first.fix
     seen.hosts[2].facts["identity"]["value"]["uid"] = 1000
     assert report([answers], seen).ok
+
+
+@slow
+def test_what_is_left_out_is_not_asked_for():
+    with cluster.start("local", 2) as hosts:
+        found = doctor.examine(hosts, without=["matmul", "speed"])
+    assert not {"matmul", "speed"} & {f.name for f in found.findings}
+    assert all("matmul" not in h.facts for h in found.seen.hosts)
+    assert found.ok, found.table()

@@ -46,7 +46,8 @@ def folder(tmp_path):
 
 def examined(c, **options):
     """(the first finding of these checks that is bad, all of theirs that are)"""
-    report = doctor.examine(c, **options)
+    # importing torch on every host each time would take most of these tests' time
+    report = doctor.examine(c, without=["matmul"], **options)
     assert report.seen.broken == []
     bad = [f for f in report.findings if f.name in MINE and f.status in ("fail", "warn")]
     return (bad[0] if bad else None), bad

@@ -64,7 +64,7 @@ def look(lab) -> list[dict]:
     if lab.fault.by == "launch":
         return read(lab)
     with examining:
-        report = doctor.examine(lab.cluster, **lab.asks())
+        report = doctor.examine(lab.cluster, without=["matmul"], **lab.asks())
     return bad(report.json()["checks"])
 
 
