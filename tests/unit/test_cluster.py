@@ -217,6 +217,7 @@ def test_sh_times_out_and_ends_the_command(each):
     until(lambda: not alive(node, pid))
 
 
+@pytest.mark.slow
 def test_sh_waits_for_a_command_that_closed_its_output(each):
     done = each.node(0).sh("exec >/dev/null 2>&1; sleep 2.5; exit 4", timeout=30)
     assert done.returncode == 4
@@ -737,6 +738,7 @@ def test_a_link_changes_while_a_stream_runs(two):
         settles(rate, 100, 1e6)
 
 
+@pytest.mark.slow
 def test_the_routers_link_is_set_apart(racks):
     with stream(racks.node(0), racks.node(2)) as across:
         racks.set_link("router", rate="20mbit")

@@ -133,6 +133,7 @@ def test_rate(lab):
     assert not carries(lab, 2000, seconds=0.2, tries=1)
 
 
+@pytest.mark.slow
 def test_rate_holds_in_both_directions_of_one_host(lab):
     lab.set(Link(rate=50 * 10**6), only=[1])
     assert carries(lab, 50, a=0, b=1, seconds=0.7)  # its download
@@ -176,6 +177,7 @@ def test_jitter_spreads_but_keeps_order(lab):
     assert came == sorted(came) and len(came) == 1000
 
 
+@pytest.mark.slow
 def test_loss(lab):
     n, bounds = 6000, binomial_bounds(6000, 0.01)
 

@@ -164,6 +164,7 @@ raise ConnectionError("closed by peer")     # fails later, ends sooner
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds, code", [(1.2, 1), (60, -signal.SIGTERM)])
 def test_first_failure_is_the_first_to_raise_not_the_first_to_end(launch, seconds, code):
     run = launch(EARLY_BUT_SLOW, seconds).wait(30)
@@ -176,6 +177,7 @@ def test_first_failure_is_the_first_to_raise_not_the_first_to_end(launch, second
     assert run.ranks[1]["exit"] == code
 
 
+@pytest.mark.slow
 def test_a_traceback_that_was_dealt_with_is_not_the_failure(launch):
     run = launch("""
 import os, time, traceback
@@ -315,6 +317,7 @@ def test_kill_rank(launch):
         run.kill_rank(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["keeper", "agent"])
 def test_a_killed_keeper_or_agent_is_a_failure(launch, victim):
     run = launch(SLEEP)
@@ -401,6 +404,7 @@ def test_stop_after_the_end_changes_nothing(launch):
     assert run.stop().status == "succeeded"
 
 
+@pytest.mark.slow
 def test_own_clock(launch):
     run = launch(SLEEP, timeout=2).wait(20)
     assert run.status == "timed_out" and 2 <= run.seconds < 8
