@@ -143,7 +143,8 @@ def test_such_a_session_would_outlive_a_plain_kill(hosts):
         process = hosts.node(0).spawn(["/bin/sh", "-c", WORKER + "wait"], out=null.fileno(),
                                       err=null.fileno(), env={MARK: mark})  # fmt: skip
     try:
-        assert eventually(lambda: len(running(mark)) >= 2, 10)
+        # not merely begun: it must be in its session before the kill
+        assert eventually(lambda: len({os.getsid(pid) for pid in running(mark)}) >= 2, 10)
         process.signal(signal.SIGKILL, group=True)
         process.wait(5)
         assert not all_gone(mark, within=0.5)
