@@ -91,7 +91,7 @@ def do_bench(args: argparse.Namespace) -> int:
     _show_end(run)
     if doubt:
         say(doubt)
-    kept = whole and out and _keep(out, result)
+    kept = whole and out and keep(out, result)
     say(f"record: {run.dir}" + (f", {out}" if kept else ""))
     if out and not whole:
         say(f"{out} was not written: the sweep is not complete")
@@ -190,10 +190,8 @@ def _follow(going: Run | sweep.Sweep) -> bool:
         while not going.done:
             going.wait(0.25 if live else 1.0)
             if live:
-                width = shutil.get_terminal_size().columns - 1
-                print("\r\033[K" + going.words()[:width], end="", file=sys.stderr, flush=True)
-        if live:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+                show_state(going.words())
+        show_state()
     except KeyboardInterrupt:
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(sig, signal.SIG_IGN)  # it is being done, in bounded time
@@ -201,6 +199,14 @@ def _follow(going: Run | sweep.Sweep) -> bool:
         going.stop()
         return True
     return False
+
+
+def show_state(words: str = "") -> None:
+    """On a terminal, what is going on, in one line that the next one is written over; "" to leave
+    nothing of it."""
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns - 1
+        print("\r\033[K" + words[:width], end="", file=sys.stderr, flush=True)
 
 
 def _show(run: Run, to) -> None:
@@ -243,7 +249,7 @@ def writable(text: str) -> Path:
     return path
 
 
-def _keep(path: Path, result: dict) -> bool:
+def keep(path: Path, result: dict) -> bool:
     """Write a result to where the person wants it; said, not raised, where that fails."""
     try:
         write_json(path, result)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 
 from . import runs
 from .cluster import UsageError
-from .commands import end_on_signals, node_env, say, start_cluster, writable
+from .commands import end_on_signals, keep, node_env, say, show_state, start_cluster, writable
 from .measure.sweep import parse_line_rate
-from .runs.record import write_json
 
 
 def do_doctor(args: argparse.Namespace) -> int:
@@ -31,7 +29,7 @@ def do_doctor(args: argparse.Namespace) -> int:
     end_on_signals()
     common = {
         "shared": args.shared, "data": args.data, "nproc": args.nproc_per_node,
-        "line_rate": line_rate, "progress": _progress(),
+        "line_rate": line_rate, "progress": show_state,
     }  # fmt: skip
     joined = args.join is not None or args.cluster == "slurm" or (
         args.cluster == "auto" and "SLURM_PROCID" in os.environ
@@ -42,13 +40,11 @@ def do_doctor(args: argparse.Namespace) -> int:
         if report is None:
             return 0
     else:
-        if args.cluster == "slurm":
-            raise UsageError("--cluster slurm: this is not a task of srun (no SLURM_NODEID)")
         with start_cluster(args, args.nodes) as hosts:
             report = doctor.examine(
                 hosts, endpoint=args.endpoint, node_env=settings, **common
             )  # fmt: skip
-    _clear()
+    show_state()
     sent = isinstance(report, dict)
     result = report["json"] if sent else report.json()
     code = 1 if any(c["status"] == "fail" for c in result["checks"]) else 0
@@ -57,8 +53,8 @@ def do_doctor(args: argparse.Namespace) -> int:
     print(report["table"] if sent else report.table(), file=sys.stderr if args.json else sys.stdout)
     if result["failing"] and len(result["nodes"]) > 1:
         say(f"to leave out the failing: --exclude={result['failing']}")
-    if out:
-        write_json(out, result)
+    if out and not keep(out, result):
+        code = 1
     if args.json:
         print(json.dumps(result))
     return code
@@ -91,16 +87,3 @@ def _launch(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(result))
     return 1 if any(c["status"] == "fail" for c in result["checks"]) else 0
-
-
-def _progress():
-    """On a terminal, what is going on, in one line that is written over."""
-    if not sys.stderr.isatty():
-        return lambda words: None
-    width = shutil.get_terminal_size().columns - 1
-    return lambda words: print("\r\033[K" + words[:width], end="", file=sys.stderr, flush=True)
-
-
-def _clear() -> None:
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)

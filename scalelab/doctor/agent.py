@@ -82,7 +82,7 @@ class Agent:
         raise NotChecked(f"this doctor does not know {op!r}: is it of another version?")
 
     def op_begin(self, context: dict) -> dict:
-        """The first request: what the job is to be. See `examine.context`."""
+        """The first request: what the job is to be. See `examine._begin`."""
         from .checks import PARTS  # declares all probes
 
         self.context = context

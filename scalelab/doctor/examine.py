@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -127,8 +128,6 @@ AGENT = f"import sys; sys.path[0] = {ROOT!r}; from scalelab.doctor import agent;
 
 def _shell(node: Node) -> Callable:
     def run(command: str, timeout: float):
-        import subprocess
-
         try:
             return node.sh(command, timeout)
         except subprocess.TimeoutExpired:

@@ -74,9 +74,9 @@ class Report:
             "cluster": self.kind,
         }  # fmt: skip
 
-    def table(self, everything: bool = False) -> str:
-        """For people: worst first, then a verdict a host. `everything`: each host's passes too."""
-        rows = self._rows(everything)
+    def table(self) -> str:
+        """For people: worst first, then a verdict a host."""
+        rows = self._rows()
         names = max((len(r[1]) for r in rows), default=0)
         nodes = max((len(r[2]) for r in rows), default=0)
         lines = []
@@ -96,15 +96,15 @@ class Report:
         )
         return "\n".join(lines)
 
-    def _rows(self, everything: bool) -> list[tuple]:
+    def _rows(self) -> list[tuple]:
         """(status, name, node, detail, fix, table); passes of one check, and what was not checked
-        for one reason, on one row each unless `everything`."""
+        for one reason, on one row each."""
         rows: dict[tuple, list] = {}
         for i, f in enumerate(self.findings):
             key: tuple = (i,)
-            if not everything and f.status == "pass":
+            if f.status == "pass":
                 key = (f.status, f.name)
-            elif not everything and f.status == "skip":
+            elif f.status == "skip":
                 key = (f.status, f.name, f.detail)
             rows.setdefault(key, []).append(f)
         return [_row(same) for same in rows.values()]
